@@ -1,0 +1,193 @@
+"""Both methods on exactly solvable flows: eight Gaussians on a circle, closed-form velocity.
+
+What it measures: the distance (RMSE, held-out noise) of the accelerated result to the full run, for
+the paper's method part by part, for ours from the profile alone and refitted in closed loop, and
+for fewer steps. No network is trained and nothing is random but seeded noise, so anyone gets these
+numbers. Writes ``results/flows.json`` and the counterpart of the paper's figure 2b,
+``docs/images/trajectories.png``. The last line of standard output is the JSON, compact.
+
+    python benchmarks/flows.py
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import ertacache
+from ertacache.core.flows import GaussianRing, rmse, shifted_sigmas
+from ertacache.core.frontier import solve_frontier
+from ertacache.core.gram import profile_run
+from ertacache.core.plan import PaperPlan, TrajectoryPlan
+from ertacache.core.rectify import calibrate_rectification
+from ertacache.core.refit import refit_plan
+from ertacache.core.sampler import run_paper, run_trajectory
+from ertacache.core.search import spread_schedule
+from ertacache.core.solve import Fit
+from ertacache.core.solver import Trajectory, run_reference
+from ertacache.core.threshold import pick_schedule, sweep_profile
+from ertacache.core.timesteps import adjusted_sigmas, calibrate_step_scales
+
+ROOT = Path(__file__).parent.parent
+CASES = [(radius, width, steps) for radius, width in ((2.0, 0.3), (4.0, 0.1)) for steps in (30, 50)]
+PANELS = (
+    "plain reuse",
+    "paper: policy",
+    "paper: policy + timesteps",
+    "paper: policy + rectification",
+    "ours: profile",
+    "ours: closed loop",
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A method's run on the held-out noise, and how many steps of it the network saw."""
+
+    computed: int
+    run: Trajectory
+
+
+@dataclass(frozen=True)
+class Case:
+    """A flow, its table, calibration noise (16 prompts of 64 points) and held-out noise."""
+
+    flow: GaussianRing
+    sigmas: Tensor
+    calibration: Tensor
+    heldout: Tensor
+
+
+def make_case(radius: float, width: float, num_steps: int) -> Case:
+    """A uniform table; seeds 0 and 1."""
+    flow = GaussianRing(radius, width)
+    noise = flow.noise(16 * 64, seed=0).view(16, 64, 2)
+    return Case(flow, shifted_sigmas(num_steps, 1.0), noise, flow.noise(2048, seed=1))
+
+
+def run_methods(case: Case, budget: int) -> dict[str, Result]:
+    """Every method on the held-out noise with at most ``budget`` computed steps."""
+    velocity, sigmas = case.flow.velocity, case.sigmas
+    reference = run_reference(velocity, case.calibration, sigmas=sigmas)
+    statistics = profile_run(reference)
+    uniform = spread_schedule(len(sigmas) - 1, budget, {0})
+    sweep = sweep_profile(statistics.residual_l1, statistics.residual_norm)
+    plans: dict[str, PaperPlan | TrajectoryPlan] = {
+        "plain reuse": PaperPlan(uniform, "velocity", sigmas),
+        **paper_plans(case, pick_schedule(sweep, budget)[1]),
+        **our_plans(case, reference, budget),
+    }
+    fewer = run_reference(velocity, case.heldout, sigmas=shifted_sigmas(budget, 1.0))
+    results = {"fewer steps": Result(budget, fewer)}
+    for name, plan in plans.items():
+        if isinstance(plan, PaperPlan):
+            run = run_paper(velocity, case.heldout, plan=plan)
+        else:
+            run = run_trajectory(velocity, case.heldout, sigmas=sigmas, plan=plan)
+        results[name] = Result(len(plan.compute_steps), run)
+    return results
+
+
+def paper_plans(case: Case, steps: tuple[int, ...]) -> dict[str, PaperPlan]:
+    """The paper's parts on the schedule of its own policy, alone and together."""
+    velocity, sigmas, noise = case.flow.velocity, case.sigmas, case.calibration
+    scales = calibrate_step_scales(velocity, noise, sigmas=sigmas, compute_steps=steps)
+    table = adjusted_sigmas(sigmas, scales)
+    fits = [
+        calibrate_rectification(velocity, noise, sigmas=used, compute_steps=steps)
+        for used in (sigmas, table)
+    ]
+    return {
+        "paper: policy": PaperPlan(steps, "residual", sigmas),
+        "paper: policy + timesteps": PaperPlan(steps, "residual", table),
+        "paper: policy + rectification": PaperPlan(steps, "residual", sigmas, *fits[0]),
+        "paper: all three": PaperPlan(steps, "residual", table, *fits[1]),
+    }
+
+
+def our_plans(case: Case, reference: Trajectory, budget: int) -> dict[str, TrajectoryPlan]:
+    """Trajectory rectification from the profile alone, and refitted in closed loop."""
+    d = case.sigmas.diff()
+    nominal = torch.stack([torch.ones_like(d), d], dim=1)
+    (point,) = solve_frontier(profile_run(reference), nominal, budgets=[budget]).points
+    refitted = refit_plan(
+        case.flow.velocity,
+        reference.latents,
+        sigmas=case.sigmas,
+        compute_steps=point.plan.compute_steps,
+        nominal=nominal,
+        fit=Fit(),
+    )
+    return {"ours: profile": point.plan, "ours: closed loop": refitted}
+
+
+def measure(case: Case, budget: int) -> list[dict[str, object]]:
+    """One row per method: computed steps and distance to the full run."""
+    full = run_reference(case.flow.velocity, case.heldout, sigmas=case.sigmas).latents[-1]
+    return [
+        {
+            "method": name,
+            "computed_steps": result.computed,
+            "rmse": float(f"{rmse(result.run.latents[-1], full):.4g}"),
+        }
+        for name, result in run_methods(case, budget).items()
+    ]
+
+
+def draw(case: Case, budget: int, path: Path) -> None:
+    """The paper's figure 2b: where points go with each method, over where they should go."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    points = case.heldout[:40]
+    few = Case(case.flow, case.sigmas, case.calibration, points)
+    full = run_reference(case.flow.velocity, points, sigmas=case.sigmas)
+    paths = torch.stack(full.latents)
+    figure, axes = plt.subplots(2, 3, figsize=(12, 8.4), layout="constrained")
+    for axis, (name, result) in zip(
+        axes.flat, [(n, r) for n, r in run_methods(few, budget).items() if n in PANELS], strict=True
+    ):
+        axis.plot(paths[..., 0], paths[..., 1], color="0.75", lw=2.5, solid_capstyle="round")
+        taken = torch.stack(result.run.latents)
+        axis.plot(taken[..., 0], taken[..., 1], color="tab:blue", lw=0.8)
+        axis.plot(*paths[-1].T, "o", color="0.55", ms=7, mfc="none", label="full run")
+        axis.plot(*taken[-1].T, ".", color="tab:red", ms=5, label=name)
+        error = rmse(taken[-1], paths[-1])
+        axis.set_title(f"{name}\n{result.computed} of {full.num_steps} steps, RMSE {error:.4f}")
+        axis.set(aspect="equal", xlim=(-3, 3), ylim=(-3, 3))
+        axis.set_axis_off()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main() -> None:
+    """Measure, draw and write."""
+    torch.set_num_threads(1)
+    cases = []
+    for radius, width, num_steps in CASES:
+        rows = measure(make_case(radius, width, num_steps), num_steps // 3)
+        cases.append({"radius": radius, "width": width, "num_steps": num_steps, "rows": rows})
+        print(f"radius {radius:g}, width {width:g}, {num_steps} steps")
+        for row in rows:
+            print(f"  {row['method']:30} {row['computed_steps']:>3}  {row['rmse']}")
+    record = {
+        "command": "python benchmarks/flows.py",
+        "versions": {"ertacache": ertacache.__version__, "torch": torch.__version__},
+        "heldout_points": 2048,
+        "calibration_prompts": 16,
+        "cases": cases,
+    }
+    (ROOT / "results").mkdir(exist_ok=True)
+    (ROOT / "results" / "flows.json").write_text(json.dumps(record, indent=1) + "\n")
+    draw(make_case(2.0, 0.3, 30), 8, ROOT / "docs" / "images" / "trajectories.png")
+    print(json.dumps(record, separators=(",", ":")))
+
+
+if __name__ == "__main__":
+    main()

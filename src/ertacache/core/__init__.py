@@ -1,0 +1,1 @@
+"""Both methods as mathematics on tensors: torch and the standard library, nothing else."""

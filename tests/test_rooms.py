@@ -1,0 +1,121 @@
+"""The house rules that a test can hold: import order, sizes, what an import may load."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ertacache
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "ertacache"
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+# Room by room: the parts of the package, and the other packages that they may import.
+ROOMS: list[tuple[set[str], set[str]]] = [
+    ({"core"}, {"torch"}),
+    (
+        {"checks", "strictjson", "container", "fingerprint", "planrecord", "profile", "policy"},
+        {"torch", "safetensors"},
+    ),
+    ({"models", "integration"}, {"torch", "safetensors", "diffusers", "transformers"}),
+]
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every imported module, lazy imports inside functions included."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} uses a relative import"
+            assert node.module is not None
+            yield node.module
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_nothing_imports_a_later_room(path: Path) -> None:
+    part = part_of(path)
+    if part == "__init__":
+        return
+    rooms = [index for index, (parts, _) in enumerate(ROOMS) if part in parts]
+    assert len(rooms) == 1, f"{part} stands in no room: add it to the table"
+    allowed = set().union(*(parts for parts, _ in ROOMS[: rooms[0] + 1]))
+    for name in imports(path):
+        package, *rest = name.split(".")
+        if package == "ertacache":
+            assert not rest or rest[0] in allowed, f"{path} imports {name}"
+        else:
+            known = package in sys.stdlib_module_names or package in ROOMS[rooms[0]][1]
+            assert known, f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_files_and_functions_are_small(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= 300
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            assert node.end_lineno - node.lineno < 60, f"{path}:{node.lineno} {node.name}"
+
+
+def test_few_public_names_and_each_is_there() -> None:
+    names = [name for name in ertacache.__all__ if name != "__version__"]
+    assert len(names) <= 12
+    assert all(getattr(ertacache, name) is not None for name in names)
+    with pytest.raises(AttributeError, match="no attribute 'absent'"):
+        _ = ertacache.absent
+
+
+def run_python(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_core_loads_no_pipeline_library() -> None:
+    modules = [f"ertacache.core.{path.stem}" for path in (SOURCE / "core").glob("[a-z]*.py")]
+    code = f"import sys, {', '.join(modules)}; print(*sorted(sys.modules))"
+    loaded = set(run_python(code).split())
+    assert "torch" in loaded
+    assert not loaded & {"diffusers", "transformers", "safetensors", "accelerate"}
+
+
+def test_importing_the_package_is_instant() -> None:
+    code = "import sys; before = set(sys.modules); import ertacache; print(*sys.modules)"
+    loaded = set(run_python(code).split())
+    assert not loaded & {"torch", "numpy", "diffusers", "transformers", "safetensors"}
+
+
+def test_importing_the_package_takes_under_50_ms() -> None:
+    def seconds(code: str) -> float:
+        """Best of several: what the import costs, not what else the machine does."""
+        times = []
+        for _ in range(7):
+            start = time.perf_counter()
+            run_python(code)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    assert seconds("import ertacache") - seconds("pass") < 0.05
+
+
+def test_the_tree_in_the_readme_is_the_tree() -> None:
+    block = re.search(r"```text\nsrc/ertacache/\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert block is not None
+    listed = {line.split()[0].rstrip("/") for line in block[1].splitlines() if line.strip()}
+    found = {entry.name for entry in SOURCE.iterdir()} - {"__pycache__", "py.typed"}
+    found |= {path.name for path in (SOURCE / "core").glob("[a-z]*.py")}
+    assert listed == found
