@@ -107,13 +107,18 @@ def test_with_few_prompts_that_teach_nothing_it_falls_back_towards_plain_reuse()
     assert found.predicted_error <= errors[1]
 
 
+@pytest.mark.parametrize("num_steps", [1, 2, 3])
+def test_the_shortest_runs(num_steps: int) -> None:
+    flow = bench(2.0, 0.3, num_steps)
+    budgets = list(range(1, num_steps + 1))
+    points = solve_frontier(flow.statistics, flow.nominal, budgets=budgets).points
+    assert [point.computed for point in points] == budgets
+    assert flow.error(points[-1].plan) < 1e-6
+
+
 def test_left_out_prompts_are_left_out(mild: Bench) -> None:
     """With two prompts the error is that of each under the plan of the other."""
-    pair = RunStatistics(*(getattr(mild.statistics, name)[:2] for name in FIELDS))
-    one, two = (
-        RunStatistics(*(getattr(mild.statistics, name)[i : i + 1] for name in FIELDS))
-        for i in range(2)
-    )
+    pair, one, two = (mild.statistics.select(prompts) for prompts in ([0, 1], [0], [1]))
     schedule, fit = spread_schedule(30, 8, {0}), Fit(ridge=1e-3)
     expected = 0.0
     for fitted, judged in ((one, two), (two, one)):
@@ -124,20 +129,8 @@ def test_left_out_prompts_are_left_out(mild: Bench) -> None:
 
 
 def test_a_single_prompt_is_enough_for_a_plan(mild: Bench) -> None:
-    one = RunStatistics(*(getattr(mild.statistics, name)[:1] for name in FIELDS))
-    point = solve_frontier(one, mild.nominal, budgets=[10]).points[0]
+    point = solve_frontier(mild.statistics.select([0]), mild.nominal, budgets=[10]).points[0]
     assert point.fit.ridge == 1e-2
     assert mild.error(point.plan) < mild.error(
         plain_plan(mild.sigmas, spread_schedule(30, 10, {0}))
     )
-
-
-FIELDS = (
-    "inner",
-    "means",
-    "residual_l1",
-    "residual_norm",
-    "output_l1",
-    "output_norm",
-    "elements",
-)

@@ -60,6 +60,11 @@ def test_two_halves_joined_are_the_whole() -> None:
     assert_same(halves[0].join(halves[1]), profile_run(run))
 
 
+def test_some_of_the_prompts() -> None:
+    run = ring_run()
+    assert_same(profile_run(run).select([2, 3]), profile_run(part(run, (slice(2, 4),))), 0)
+
+
 def test_pieces_of_a_latent_add_up_to_the_whole() -> None:
     run = ring_run()
     pieces = [profile_run(part(run, (slice(None), s))) for s in (slice(0, 3), slice(3, 10))]

@@ -12,14 +12,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ertacache.core.flows import GaussianRing, shifted_sigmas
-from ertacache.core.plan import PaperPlan
+from ertacache.core.gram import profile_run
+from ertacache.core.plan import PaperPlan, Reuse
 from ertacache.core.rectify import (
     RectifyMode,
     RectifySums,
     calibrate_rectification,
     fit_rectification,
+    profile_rectification,
     rectify,
 )
+from ertacache.core.solver import run_reference
 from ertacache.core.threshold import uniform_schedule
 from ertacache.core.timesteps import adjusted_sigmas, calibrate_step_scales
 
@@ -168,3 +171,27 @@ def test_each_step_is_fitted_behind_the_rectified_ones() -> None:
     torch.testing.assert_close(
         torch.stack([gain[2], bias[2]]), torch.stack(fit_rectification(sums)), rtol=0, atol=1e-12
     )
+
+
+@pytest.mark.parametrize("reuse", ["residual", "velocity"])
+def test_from_the_profile_alone_where_the_network_looks_at_the_time_alone(reuse: Reuse) -> None:
+    """Then outputs at accelerated latents are the reference ones, and both ways must agree."""
+    slopes = torch.linspace(0.5, 2.0, 6, dtype=torch.float64)
+
+    def blind(x: Tensor, sigma: Tensor) -> Tensor:
+        return (torch.cos(4 * sigma * slopes) + slopes).expand_as(x)
+
+    noise = torch.randn(3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sigmas, steps = shifted_sigmas(8), (0, 2, 3, 7)
+    statistics = profile_run(run_reference(blind, noise, sigmas=sigmas))
+    gain, bias = profile_rectification(statistics, compute_steps=steps, reuse=reuse)
+    for k in set(range(8)) - set(steps):
+        j = max(step for step in steps if step < k)
+        reference = run_reference(blind, noise, sigmas=sigmas)
+        x, v = reference.latents, reference.outputs
+        reused = v[j] if reuse == "velocity" else x[k] - x[j] + v[j]
+        K, B = fit_rectification(RectifySums.of(reused, v[k], mode="scalar"))
+        assert (gain[k] - K).abs() < 1e-9
+        assert (bias[k] - B).abs() < 1e-9
+    assert gain[list(steps)].tolist() == [0.0] * 4
+    assert bias[list(steps)].tolist() == [-2.0] * 4

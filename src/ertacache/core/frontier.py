@@ -117,7 +117,7 @@ def solve_frontier(
         budgets: numbers of computed steps; all from two to T by default.
         fit: how coefficients are fitted during the search.
         pinned: steps that must be computed (step 0 always is).
-        starts: schedules to start from besides the uniform ones, of any budget.
+        starts: schedules to start from besides the uniform ones; other budgets are not used.
     """
     T = statistics.num_steps
     fit = Fit() if fit is None else fit

@@ -72,6 +72,10 @@ class RunStatistics:
         """Number of sampling steps T."""
         return self.residual_norm.shape[1]
 
+    def select(self, prompts: Sequence[int]) -> RunStatistics:
+        """The statistics of some of the prompts, given by their numbers."""
+        return RunStatistics(**{f.name: getattr(self, f.name)[list(prompts)] for f in fields(self)})
+
     def join(self, *others: RunStatistics) -> RunStatistics:
         """Put the prompts of several profiles of the same steps side by side."""
         if any(other.num_steps != self.num_steps for other in others):

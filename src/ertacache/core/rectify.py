@@ -13,7 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ertacache.core.plan import Reuse
+from ertacache.core.gram import RunStatistics
+from ertacache.core.plan import Reuse, check_compute_steps
 from ertacache.core.residual import ReusedStep, shift_error, walk_schedule
 from ertacache.core.solver import Denoise, Euler, SolverFactory
 
@@ -22,6 +23,7 @@ __all__ = [
     "RectifySums",
     "calibrate_rectification",
     "fit_rectification",
+    "profile_rectification",
     "rectify",
 ]
 
@@ -201,4 +203,38 @@ def calibrate_rectification(
     identity = (none, none - 2)
     rows = [fits.get(k, identity) for k in range(len(sigmas) - 1)]
     gain, bias = (torch.stack(column) for column in zip(*rows, strict=True))
+    return gain, bias
+
+
+def profile_rectification(
+    statistics: RunStatistics, *, compute_steps: Sequence[int], reuse: Reuse = "residual"
+) -> tuple[Tensor, Tensor]:
+    """Scalar K and B without the network: every output is taken to be the reference run's.
+
+    A reused output is then a combination of the profile's vectors, ``x_k - x_j + v_j`` or ``v_j``
+    with j the last computed step, and the moments of eq. 20 follow from Gram matrix and means.
+
+    Args:
+        statistics: the profile; its prompts count alike.
+        compute_steps: the computed steps.
+        reuse: what a reused step returns.
+
+    Returns:
+        Gain and bias, shape (T,); K = 0 and B = -2, which change nothing, on computed steps.
+    """
+    T = statistics.num_steps
+    C = torch.tensor(check_compute_steps(compute_steps, T))
+    G, means = statistics.inner.mean(0), statistics.means.mean(0)
+    gain, bias = torch.zeros(T, dtype=torch.float64), torch.full((T,), -2.0, dtype=torch.float64)
+    for k in sorted(set(range(T)) - set(C.tolist())):
+        j = int(C[k > C][-1])
+        v = torch.zeros(2 * T + 1, dtype=torch.float64)
+        v[T + 1 + j] = 1
+        if reuse == "residual":
+            v[k], v[j] = 1, -1
+        eps = v.clone()
+        eps[T + 1 + k] -= 1
+        v_bar, eps_bar = v @ means, eps @ means
+        moments = (v @ G @ v - v_bar**2).clamp_min(0), v @ G @ eps - v_bar * eps_bar
+        gain[k], bias[k] = fit_rectification(RectifySums(1, v_bar, eps_bar, *moments))
     return gain, bias

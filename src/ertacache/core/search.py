@@ -68,14 +68,16 @@ def search_schedules(
         system: one Gram matrix and how coefficients are fitted on it.
         budgets: numbers of computed steps, ascending.
         pinned: steps that are always computed, besides step 0.
-        starts: further schedules to start from, of any budget.
+        starts: further schedules to start from; those of other budgets are not used.
     """
     T = system.num_steps
     keep = torch.zeros(T, dtype=torch.bool)
     keep[[0, *pinned]] = True
-    runs = [spread_schedule(T, n, {0, *pinned}) for n in budgets]
-    runs += [check_compute_steps(start, T) for start in starts]
-    mask = schedule_mask(runs, T) | keep
+    fixed = {0, *pinned}
+    runs = [spread_schedule(T, n, fixed) for n in budgets]
+    given = (sorted(fixed.union(check_compute_steps(start, T))) for start in starts)
+    runs += [tuple(steps) for steps in given if len(steps) in budgets]
+    mask = schedule_mask(runs, T)
     errors = _simulate(system, mask).errors[:, -1]
     _move_steps(system, mask, errors, keep=keep)
     best = [_best_run(mask, errors, n) for n in budgets]
