@@ -23,11 +23,12 @@ test: lint
 	$(BIN)/pytest
 
 demo: setup
-	$(BIN)/python benchmarks/flows.py
+	$(BIN)/ertacache demo
 
 bench: setup
 	$(BIN)/python benchmarks/flows.py
 	$(BIN)/python benchmarks/frontier.py
+	$(BIN)/python benchmarks/fidelity.py emoji-flux
 
 docs: setup
 	$(BIN)/mkdocs build --strict

@@ -5,47 +5,87 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/method.md"]
+RESULTS = ROOT / "results"
+FLOW_PAGES = ["README.md", "docs/method.md"]
 
 
-def python_blocks(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text()
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_the_code_runs(page: str) -> None:
-    (block,) = python_blocks(page)
-    names: dict[str, object] = {}
+def run_python(page: str) -> dict[str, Any]:
+    (block,) = re.findall(r"```python\n(.*?)```", text_of(page), re.S)
+    names: dict[str, Any] = {}
     exec(compile(block, page, "exec"), names)
-    assert names["fast"].latents[-1].shape == (5, 2)  # type: ignore[attr-defined]
-    assert len(names["plan"].compute_steps) == 10  # type: ignore[attr-defined]
+    return names
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_the_table_is_the_results_file(page: str) -> None:
-    cases = json.loads((ROOT / "results" / "flows.json").read_text())["cases"]
-    text = (ROOT / page).read_text()
+def test_the_code_of_the_method_runs() -> None:
+    names = run_python("docs/method.md")
+    assert names["fast"].latents[-1].shape == (5, 2)
+    assert len(names["plan"].compute_steps) == 10
+
+
+def test_the_code_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = run_python("README.md")
+    assert names["run"].stats.last.computed_steps == 15
+    assert names["run"].stats.last.reused_steps == 15
+    assert (tmp_path / "policy.safetensors").exists()
+
+
+@pytest.mark.parametrize("page", FLOW_PAGES)
+def test_the_table_of_flows_is_the_results_file(page: str) -> None:
+    cases = json.loads((RESULTS / "flows.json").read_text())["cases"]
+    text = text_of(page)
     for case in cases:
-        assert (
-            f"radius {case['radius']:g}, width {case['width']:g}, T = {case['num_steps']}" in text
-        )
+        title = f"radius {case['radius']:g}, width {case['width']:g}, T = {case['num_steps']}"
+        assert title in text
     for rows in zip(*(case["rows"] for case in cases), strict=True):
         numbers = " | ".join(f"{row['rmse']:.4f}" for row in rows)
         assert f"| {rows[0]['method']} | {numbers} |" in text
 
 
+def test_the_table_of_the_model_is_the_results_file() -> None:
+    rows = json.loads((RESULTS / "fidelity.json").read_text())
+    table = re.search(r"\| method \| computed steps.*?\n\n", text_of("README.md"), re.S)
+    assert table is not None
+    assert table[0].count("\n") - 3 == len(rows)
+    for row in rows:
+        spread = f"{row['psnr_db']:.1f} ({row['psnr_low']:.1f} to {row['psnr_high']:.1f})"
+        assert (
+            f"| {row['method']} | {row['compute_steps']} of {row['steps']} | {spread} | "
+            f"{row['ssim']:.4f} | {row['speedup']:.2f} |"
+        ) in table[0]
+
+
 def test_the_stated_time_is_the_measured_one() -> None:
-    rows = json.loads((ROOT / "results" / "frontier.json").read_text())["rows"]
+    rows = json.loads((RESULTS / "frontier.json").read_text())["rows"]
     seconds = round(rows[0]["seconds"])
-    assert f"all 49 budgets, solves in about {seconds} s" in (ROOT / "README.md").read_text()
+    assert f"all 49 budgets, solves in about {seconds} s" in text_of("README.md")
     assert all(0.5 < row["seconds"] / rows[0]["seconds"] < 2 for row in rows)
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    navigation = (ROOT / "mkdocs.yml").read_text()
+    navigation = text_of("mkdocs.yml")
     pages = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
     assert all(f": {page}" in navigation for page in pages)
+
+
+def test_the_figures_of_the_model_are_the_results_file() -> None:
+    row = json.loads((RESULTS / "models.json").read_text())["emoji-flux"]
+    text = text_of("docs/models.md")
+    for name in ("subject", "background", "position", "size"):
+        assert (
+            f"| {name} is the one named | {row[f'{name}_accuracy']:.1%} |".replace("%", " %")
+            in text
+        )
+    assert f"| {row['transformer_share']:.1%} |".replace("%", " %") in text
+    assert f"| weights | {row['weights_bytes'] / 1e6:.1f} MB |" in text
+    assert row["subject_accuracy"] >= 0.9
+    assert row["transformer_share"] >= 0.9

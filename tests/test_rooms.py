@@ -21,11 +21,11 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # Room by room: the parts of the package, and the other packages that they may import.
 ROOMS: list[tuple[set[str], set[str]]] = [
     ({"core"}, {"torch"}),
-    (
-        {"checks", "strictjson", "container", "fingerprint", "planrecord", "profile", "policy"},
-        {"torch", "safetensors"},
-    ),
+    ({"metrics", "pictures"}, {"torch", "skimage", "PIL"}),
+    ({"formats"}, {"torch", "safetensors"}),
     ({"models", "integration"}, {"torch", "safetensors", "diffusers", "transformers"}),
+    ({"calibration"}, {"torch"}),
+    ({"cli"}, {"torch", "typer", "rich", "PIL", "imageio", "diffusers", "transformers"}),
 ]
 
 

@@ -9,18 +9,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ertacache.policy import Policy, PolicyError
-    from ertacache.profile import Profile, ProfileError
+    from ertacache.calibration import calibrate, profile, solve
+    from ertacache.formats.policy import Policy, PolicyError
+    from ertacache.formats.profile import Profile, ProfileError
+    from ertacache.integration import attach
+    from ertacache.models import load_pipeline
 
-__all__ = ["Policy", "PolicyError", "Profile", "ProfileError", "__version__"]
+__all__ = [
+    "Policy",
+    "PolicyError",
+    "Profile",
+    "ProfileError",
+    "__version__",
+    "attach",
+    "calibrate",
+    "load_pipeline",
+    "profile",
+    "solve",
+]
 
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
-    "Policy": "ertacache.policy",
-    "PolicyError": "ertacache.policy",
-    "Profile": "ertacache.profile",
-    "ProfileError": "ertacache.profile",
+    "Policy": "ertacache.formats.policy",
+    "PolicyError": "ertacache.formats.policy",
+    "Profile": "ertacache.formats.profile",
+    "ProfileError": "ertacache.formats.profile",
+    "attach": "ertacache.integration",
+    "calibrate": "ertacache.calibration",
+    "load_pipeline": "ertacache.models",
+    "profile": "ertacache.calibration",
+    "solve": "ertacache.calibration",
 }
 
 

@@ -1,0 +1,147 @@
+"""Refining: the closed-loop refit of a solved policy, kept only where it helps unseen prompts.
+
+Runs the pipeline on calibration prompts; knows neither profiling nor validation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ertacache.calibration.profiling import Progress, generators, split_runs
+from ertacache.calibration.solving import make_policy
+from ertacache.core.plan import TrajectoryPlan
+from ertacache.core.search import spread_schedule
+from ertacache.core.solve import Fit, fit_plans
+from ertacache.core.solver import Trajectory
+from ertacache.formats.policy import Policy
+from ertacache.formats.profile import Profile, ProfiledPrompt
+from ertacache.integration import attach, record_run
+from ertacache.integration.compat import Pipeline
+from ertacache.integration.refit import RefitTask, refit_run
+
+__all__ = ["REFINE_PROMPTS", "Reference", "collect_reference", "refine"]
+
+REFINE_PROMPTS = 16
+HISTORIES = (3, 4)
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """Untouched runs kept whole, for the closed-loop refit.
+
+    Attributes:
+        runs: prompts and seeds.
+        latents: x_0 ... x_T, each of shape (P, ...).
+    """
+
+    runs: tuple[ProfiledPrompt, ...]
+    latents: tuple[Tensor, ...]
+
+    def arguments(self, part: slice) -> dict[str, Any]:
+        """Prompts and noise of some of the runs, as a pipeline takes them."""
+        runs = self.runs[part]
+        return {"prompt": [run.prompt for run in runs], "generator": generators(runs)}
+
+
+def collect_reference(
+    pipe: Pipeline,
+    runs: Sequence[ProfiledPrompt],
+    kept: Sequence[tuple[Sequence[ProfiledPrompt], Trajectory]],
+    *,
+    batch_size: int,
+    call: dict[str, Any],
+) -> Reference:
+    """The latents of untouched runs, from those kept while profiling or run again."""
+    found = {
+        run: [x[place] for x in trajectory.latents]
+        for batch, trajectory in kept
+        for place, run in enumerate(batch)
+    }
+    missing = [run for run in runs if run not in found]
+    for batch in split_runs(missing, batch_size):
+        texts = [run.prompt for run in batch]
+        trajectory, _ = record_run(pipe, prompt=texts, generator=generators(batch), **call)
+        for place, run in enumerate(batch):
+            found[run] = [x[place].cpu() for x in trajectory.latents]
+    steps = zip(*(found[run] for run in runs), strict=True)
+    return Reference(tuple(runs), tuple(torch.stack(step) for step in steps))
+
+
+def refine(
+    pipe: Pipeline,
+    policy: Policy,
+    profile: Profile,
+    *,
+    reference: Reference,
+    call: dict[str, Any],
+    progress: Progress | None = None,
+) -> Policy:
+    """Refit a policy in closed loop, if that helps prompts it was not fitted on.
+
+    Candidates are the policy's schedule and the uniform one, each with three and with four outputs
+    of history, and the policy as it is. Each is fitted on one half of the prompts and judged on the
+    other; the best is then fitted on all of them.
+    """
+    half = len(reference.runs) // 2
+    if half == 0:
+        return policy
+    uniform = spread_schedule(policy.num_steps, len(policy.compute_steps), {0})
+    schedules = dict.fromkeys([policy.compute_steps, uniform])
+    candidates = [(steps, Fit(history=h)) for steps in schedules for h in HISTORIES]
+    tell = progress or (lambda done, calls: None)
+    best, lowest = None, _open_loop_error(pipe, policy, profile, reference=reference, call=call)
+    for done, (steps, fit) in enumerate(candidates):
+        tell(done + 1, len(candidates) + 2)
+        task = RefitTask(reference.latents, profile.nominal, fit, fitted=half)
+        _, error = _refit(pipe, steps, profile, task=task, reference=reference, call=call)
+        if error < lowest:
+            best, lowest = (steps, task), error
+    if best is not None:
+        task = replace(best[1], fitted=None)
+        plan, _ = _refit(pipe, best[0], profile, task=task, reference=reference, call=call)
+        policy = replace(policy, plan=plan)
+    tell(len(candidates) + 2, len(candidates) + 2)
+    return policy
+
+
+def _refit(
+    pipe: Pipeline,
+    steps: tuple[int, ...],
+    profile: Profile,
+    *,
+    task: RefitTask,
+    reference: Reference,
+    call: dict[str, Any],
+) -> tuple[TrajectoryPlan, float]:
+    (plan,) = fit_plans(profile.statistics, profile.nominal, schedules=[steps], fit=task.fit)
+    arguments = call | reference.arguments(slice(None))
+    return refit_run(pipe, make_policy(profile, plan), task=task, call=arguments)
+
+
+def _open_loop_error(
+    pipe: Pipeline,
+    policy: Policy,
+    profile: Profile,
+    *,
+    reference: Reference,
+    call: dict[str, Any],
+) -> float:
+    """Final distance of the second half of the prompts, with a plan from the first half's runs."""
+    half = len(reference.runs) // 2
+    places = [profile.prompts.index(run) for run in reference.runs[:half]]
+    (plan,) = fit_plans(
+        profile.statistics.select(places),
+        profile.nominal,
+        schedules=[policy.compute_steps],
+        fit=Fit(),
+    )
+    judged = slice(half, None)
+    with attach(pipe, make_policy(profile, plan)):
+        final = pipe(**(call | reference.arguments(judged) | {"output_type": "latent"}))[0]
+    target = reference.latents[-1][judged].to(final)
+    return float((final.double() - target.double()).square().mean().sqrt())

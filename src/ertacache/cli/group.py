@@ -1,0 +1,126 @@
+"""How the command line ends: one readable line and an exit code, never a traceback for bad input.
+
+2 is bad input, 130 an interrupt; what a command means by another code is its own affair. Knows no
+command.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+__all__ = ["BAD_INPUT", "INTERRUPTED", "Interrupted", "OneLineGroup", "command_line", "one_line"]
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+MAX_MESSAGE = 600  # characters
+_COMMAND = "ertacache.command"
+
+
+class Interrupted(KeyboardInterrupt):
+    """An interrupt of a command that can say what is left of its work."""
+
+
+def one_line(message: object) -> str:
+    r"""A message on one line, short and without control characters.
+
+    Example:
+        >>> one_line("no such\n  file: \x1b[31m")
+        'no such file: \\x1b[31m'
+    """
+    text = " ".join(str(message).split())
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + " ..."
+
+
+def command_line(context: typer.Context) -> str:
+    """The command line as it was given, to be written down."""
+    command = str(context.meta.get(_COMMAND, "ertacache"))
+    return command.encode("utf-8", "replace").decode()
+
+
+class OneLineGroup(TyperGroup):
+    """The commands, with every expected failure told on one line of standard error."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command and end the process with its exit code."""
+        given = sys.argv[1:] if args is None else list(args)
+        try:
+            code = super().main(
+                given or ["--help"],
+                prog_name or "ertacache",
+                complete_var,
+                standalone_mode=False,
+                windows_expand_args=windows_expand_args,
+                **extra,
+            )
+        except typer.TyperException as error:
+            context = getattr(error, "ctx", None)
+            where = "ertacache" if context is None else context.command_path
+            _tell(f"error: {error.format_message()} ('{where} --help' tells more)")
+            code = BAD_INPUT
+        except typer.Abort:
+            code = INTERRUPTED
+        except OSError as error:  # the output itself cannot be written
+            _tell(f"error: {_reason(error)}")
+            code = BAD_INPUT
+        if standalone_mode:
+            sys.exit(code if isinstance(code, int) else 0)
+        return code
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the command line for those who write it down."""
+        ctx.meta[_COMMAND] = shlex.join(["ertacache", *args])
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command and tell what went wrong."""
+        with _readable_warnings():
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt as error:
+                _tell(f"interrupted{f': {error}' if str(error) else ''}")
+                raise typer.Exit(INTERRUPTED) from error
+            except BrokenPipeError:
+                raise
+            except (ValueError, OSError) as error:
+                _tell(f"error: {_reason(error)}")
+                raise typer.Exit(BAD_INPUT) from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename!r}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+def _tell(message: str) -> None:
+    typer.echo(one_line(message), err=True)
+
+
+@contextmanager
+def _readable_warnings() -> Iterator[None]:
+    """Show warnings as a line each, without the place in the source that they come from."""
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        _tell(f"warning: {message}")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of other libraries, to their users
+        warnings.showwarning = show
+        yield

@@ -1,0 +1,175 @@
+"""What a command needs before it can begin: the pipeline, its arguments, prompts, a place to write.
+
+Everything that can be wrong about them is said here, before any work is done. Knows no method.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ertacache.cli.console import Stages
+from ertacache.cli.options import CallOptions
+
+if TYPE_CHECKING:
+    from ertacache.formats.policy import Policy
+    from ertacache.formats.profile import Profile
+
+__all__ = [
+    "check_continued",
+    "check_output",
+    "choose_prompts",
+    "load_any",
+    "open_model",
+    "read_prompts",
+    "running",
+]
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The prompts of a text file, one per line; empty lines do not count."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as cause:
+        raise ValueError(f"cannot read prompts from {str(path)!r}: {cause.strerror}") from cause
+    except UnicodeDecodeError as cause:
+        raise ValueError(f"cannot read prompts from {str(path)!r}: it is not UTF-8") from cause
+    prompts = [line.strip() for line in text.splitlines() if line.strip()]
+    if not prompts:
+        raise ValueError(f"there is no prompt in {str(path)!r}")
+    return prompts
+
+
+def choose_prompts(model: str, path: Path | None, *, limit: int | None = None) -> list[str]:
+    """The prompts to calibrate with: those of the file, or the ones that come with the model."""
+    from ertacache.models.zoo import MODELS, load_prompts
+
+    if path is not None:
+        prompts = read_prompts(path)
+    elif model in MODELS:
+        prompts = load_prompts(model, "calibration")
+    else:
+        raise ValueError(f"{model!r} comes with no prompts: give a file with --prompts")
+    return prompts[:limit]
+
+
+def check_output(path: Path, kind: type[Policy] | type[Profile]) -> None:
+    """Raise unless a file of this kind can be written here without the loss of another file."""
+    from ertacache.formats.checks import FormatError
+
+    if path.is_dir():
+        raise ValueError(f"cannot write {str(path)!r}: it is a folder")
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ValueError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"cannot write {str(path)!r}: the folder cannot be written to")
+    if path.exists():
+        try:
+            kind.load(path)
+        except FormatError as cause:
+            raise ValueError(
+                f"will not overwrite {str(path)!r}, which is not a whole {kind.__name__.lower()}; "
+                f"give another file to write ({cause})"
+            ) from cause
+
+
+def load_any(path: Path) -> Policy | Profile:
+    """The policy or profile of a file, whichever it is."""
+    from ertacache.formats.policy import Policy, PolicyError
+    from ertacache.formats.profile import Profile
+
+    try:
+        return Policy.load(path)
+    except PolicyError as error:
+        if "it is a profile" not in str(error):
+            raise
+    return Profile.load(path)
+
+
+def check_continued(path: Path | None, pipe: Any, call: dict[str, Any]) -> None:
+    """Raise if there is a profile at ``path`` that another pipeline or another call has made."""
+    if path is None or not path.exists():
+        return
+    from ertacache.calibration import profiling
+    from ertacache.formats.profile import Profile, ProfileError
+
+    try:
+        profiling.check_continued(Profile.load(path), pipe, call)
+    except ProfileError as cause:
+        raise ValueError(f"cannot go on with the profile {str(path)!r}: {cause}") from cause
+
+
+def open_model(
+    model: str, options: CallOptions, *, dtype: str, device: str | None
+) -> tuple[Any, dict[str, Any]]:
+    """A pipeline, and the arguments of its call."""
+    given = options.given()
+    pipe = _load_model(model, dtype=dtype, device=device)
+    return pipe, _call_arguments(pipe, model, given)
+
+
+def _load_model(model: str, *, dtype: str, device: str | None) -> Any:
+    """Load a pipeline and put it where it runs; whatever fails is one ``ValueError``."""
+    from ertacache.models.zoo import UnknownModelError, load_pipeline
+
+    _silence_libraries()
+    import torch
+
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as cause:
+        raise ValueError(f"cannot run on {place!r}: {str(cause).splitlines()[0]}") from cause
+    try:
+        with Stages() as stage:
+            stage("load")
+            return load_pipeline(model, dtype=getattr(torch, dtype)).to(place)
+    except UnknownModelError:
+        raise
+    except Exception as cause:  # a folder or a download can be broken in any way
+        raise ValueError(f"cannot load the pipeline {model!r}: {cause}") from cause
+
+
+def _silence_libraries() -> None:
+    """Keep the bars and remarks of other libraries out of the output."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    for logging in (diffusers_logging, transformers_logging):
+        library: Any = logging
+        library.set_verbosity_error()
+        library.disable_progress_bar()
+
+
+def _call_arguments(pipe: Any, model: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of the pipeline's call: the bundled model's own, then what was given."""
+    from ertacache.models.zoo import MODELS
+
+    own = MODELS[model].call_arguments if model in MODELS else {}
+    call = own | given
+    parameters = inspect.signature(pipe.__call__).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return call
+    for name in call:
+        if name not in parameters:
+            raise ValueError(f"{type(pipe).__name__} takes no argument {name!r}")
+    return call
+
+
+@contextmanager
+def running(options: CallOptions) -> Iterator[None]:
+    """Tell bad values of ``--arg`` and a lack of memory from errors that deserve a traceback."""
+    try:
+        yield
+    except (TypeError, RuntimeError) as cause:
+        if "out of memory" in str(cause).lower():
+            raise ValueError(f"not enough memory: {cause}") from cause
+        if options.arguments:
+            given = ", ".join(options.arguments)
+            raise ValueError(f"the pipeline failed with --arg {given}: {cause}") from cause
+        raise

@@ -1,0 +1,222 @@
+"""The container of both files: safetensors with one canonical JSON text in its header.
+
+Writes the same bytes for the same content, and reads nothing that it has not checked. Knows
+neither profiles nor policies, only fields and tensors; ``docs/formats.md`` is the specification.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, BinaryIO
+
+import safetensors.torch
+from torch import Tensor
+
+from ertacache.formats.checks import FormatError
+from ertacache.formats.strictjson import canonical, parse_object
+
+__all__ = ["Document", "open_document", "open_regular", "pack", "write_atomic"]
+
+MAX_FILE_BYTES = 256 << 20
+MAX_HEADER_BYTES = 4 << 20
+VERSION = 1
+METADATA_KEY = "ertacache"
+_SEAL = '{{"checksum":"{}",'  # what the text begins with; "checksum" sorts before all other keys
+_SEAL_LENGTH = len(_SEAL.format("0" * 64))
+_KINDS = {"ertacache-policy": "policy", "ertacache-profile": "profile"}
+
+
+@dataclass(frozen=True, eq=False)
+class Document:
+    """A file whose header has been read and checked, and whose tensors have not been touched.
+
+    Attributes:
+        fields: the JSON object of the header, without format, version and checksum.
+        entries: the tensors as safetensors' own header declares them.
+        text: the JSON text that the checksum covers.
+        header: length prefix and header, as they stand in the file.
+        stream: the file, positioned at the tensor section.
+        size: length of the tensor section in bytes.
+    """
+
+    fields: dict[str, Any]
+    entries: dict[str, Any]
+    text: str
+    header: bytes
+    stream: BinaryIO
+    size: int
+
+    def read_tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """Return the tensors, which must be exactly ``shapes``, all float64.
+
+        Types, shapes, offsets and total size are compared before the section is read, the
+        checksum before a tensor is made.
+        """
+        layout, total = _layout(shapes)
+        for name in sorted(self.entries.keys() | layout.keys()):
+            _check_entry(name, self.entries.get(name), layout.get(name))
+        if total != self.size:
+            raise FormatError(
+                f"the tensors take {total} bytes, but the file holds {self.size} for them"
+            )
+        buffer = _read(self.stream, total)
+        if _digest(self.text, buffer) != self.text[13:77]:
+            raise FormatError("the checksum does not match: the file is damaged, copy it again")
+        return safetensors.torch.load(self.header + buffer)
+
+
+def open_document(stream: BinaryIO, size: int, *, kind: str) -> Document:
+    """Read and check the header of a file of ``size`` bytes that should be of ``kind``."""
+    if size > MAX_FILE_BYTES:
+        raise FormatError(f"the file has {size} bytes, more than the limit of {MAX_FILE_BYTES}")
+    if size < 8:
+        raise FormatError(f"the file has {size} bytes, too few for the length of its header")
+    prefix = _read(stream, 8)
+    (length,) = struct.unpack("<Q", prefix)
+    if length > MAX_HEADER_BYTES:
+        raise FormatError(
+            f"the header claims {length} bytes, more than the limit of {MAX_HEADER_BYTES}"
+        )
+    if length > size - 8:
+        raise FormatError(f"the header claims {length} bytes, but the file ends after {size - 8}")
+    header = _read(stream, length)
+    entries = parse_object(header, "the header")
+    text = _metadata(entries.pop("__metadata__", None))
+    fields = _open_seal(text, kind)
+    return Document(fields, entries, text, prefix + header, stream, size - 8 - length)
+
+
+def pack(kind: str, fields: Mapping[str, object], *, tensors: Mapping[str, Tensor]) -> bytes:
+    """Return the bytes of a file of ``kind``; the same bytes for the same content.
+
+    Example:
+        >>> import torch
+        >>> data = pack("ertacache-policy", {}, tensors={"sigmas": torch.ones(2).double()})
+        >>> len(data)
+        248
+    """
+    _, total = _layout({name: tuple(value.shape) for name, value in tensors.items()})
+    if total > MAX_FILE_BYTES:
+        raise FormatError(f"its tensors take {total} bytes, more than the limit {MAX_FILE_BYTES}")
+    # Clones, because safetensors refuses tensors that share their memory.
+    ready = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    text = canonical({"format": kind, "version": VERSION, **fields})
+    draft = _serialize(text, "0" * 64, ready)
+    start = 8 + struct.unpack("<Q", draft[:8])[0]
+    if start > MAX_HEADER_BYTES or len(draft) > MAX_FILE_BYTES:
+        raise FormatError(
+            f"its header takes {start} and the file {len(draft)} bytes, more than the limits "
+            f"{MAX_HEADER_BYTES} and {MAX_FILE_BYTES}: use fewer or shorter prompts"
+        )
+    return _serialize(text, sha256(text.encode() + draft[start:]).hexdigest(), ready)
+
+
+@contextmanager
+def open_regular(path: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, int]]:
+    """Open a regular file for reading; yields it and its size."""
+    mode = os.stat(path).st_mode  # before opening: opening a pipe would wait for its writer
+    if stat.S_ISDIR(mode):
+        raise FormatError("it is a directory, not a file")
+    if not stat.S_ISREG(mode):
+        raise FormatError("it is not a regular file")
+    with open(path, "rb") as stream:
+        yield stream, os.fstat(stream.fileno()).st_size
+
+
+def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write ``data`` to ``path`` so that at any moment the old or the new file is there, whole."""
+    target = Path(os.path.realpath(path))  # a symbolic link stays one
+    if target.is_dir():
+        raise FormatError("it is a directory, not a file")
+    draft = target.with_name(f".ertacache-{token_hex(8)}.tmp")
+    try:
+        with open(draft, "xb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _serialize(text: str, checksum: str, tensors: dict[str, Tensor]) -> bytes:
+    sealed = _SEAL.format(checksum) + text[1:]
+    return safetensors.torch.save(tensors, metadata={METADATA_KEY: sealed})
+
+
+def _digest(sealed: str, buffer: bytes) -> str:
+    return sha256(b"{" + sealed[_SEAL_LENGTH:].encode() + buffer).hexdigest()
+
+
+def _read(stream: BinaryIO, count: int) -> bytes:
+    data = stream.read(count)
+    if len(data) != count:
+        raise FormatError("the file became shorter while it was read")
+    return data
+
+
+def _metadata(value: object) -> str:
+    if type(value) is not dict or type(value.get(METADATA_KEY)) is not str or len(value) != 1:
+        raise FormatError(f"its metadata is not the one text {METADATA_KEY!r}: not our file")
+    text = value[METADATA_KEY]
+    if not text.isascii():
+        raise FormatError(f"its metadata {METADATA_KEY!r} is not ASCII")
+    return str(text)
+
+
+def _open_seal(text: str, kind: str) -> dict[str, Any]:
+    """Return the fields of the header after checking what all versions have in common."""
+    fields = parse_object(text.encode(), f"the metadata {METADATA_KEY!r}")
+    found, version = fields.pop("format", None), fields.pop("version", None)
+    if type(found) is not str or found not in _KINDS:
+        raise FormatError("it is neither an ertacache profile nor an ertacache policy")
+    if found != kind:
+        raise FormatError(f"it is a {_KINDS[found]}, not a {_KINDS[kind]}")
+    if type(version) is not int or version < 1:
+        raise FormatError("its format version is not a positive integer")
+    if version > VERSION:
+        raise FormatError(
+            f"it has format version {version} and this ertacache reads up to {VERSION}: "
+            "upgrade ertacache"
+        )
+    checksum = fields.pop("checksum", None)
+    if type(checksum) is not str or not text.startswith(_SEAL.format(checksum)):
+        raise FormatError("its metadata does not begin with a checksum")
+    if len(checksum) != 64:
+        raise FormatError("its checksum does not have 64 digits")
+    return fields
+
+
+def _layout(shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, object], int]:
+    """Return the only entries that the header may have, and the size of the tensor section."""
+    layout: dict[str, object] = {}
+    end = 0
+    for name in sorted(shapes):
+        begin, end = end, end + 8 * _product(shapes[name])
+        layout[name] = {"dtype": "F64", "shape": shapes[name], "data_offsets": (begin, end)}
+    return layout, end
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _check_entry(name: str, found: object, wanted: object) -> None:
+    if wanted is None:
+        raise FormatError(f"it holds an unknown tensor {name[:40]!r}")
+    if found is None:
+        raise FormatError(f"it lacks the tensor {name!r}")
+    declared, expected = canonical(found), canonical(wanted)  # as texts: 1, 1.0 and true differ
+    if declared != expected:
+        raise FormatError(f"it declares {name!r} as {declared[:120]}, expected {expected}")

@@ -1,0 +1,288 @@
+"""The profile file: what the untouched runs of a pipeline left behind, one record per prompt.
+
+Knows no pipeline and solves nothing; ``core.gram`` makes the statistics, ``policy`` may embed a
+profile. The file is specified in ``docs/formats.md``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ertacache.core.gram import RunStatistics
+from ertacache.formats.checks import (
+    FormatError,
+    check_count,
+    check_sigmas,
+    check_tensor,
+    check_text,
+    raising,
+)
+from ertacache.formats.container import Document, open_document, open_regular, pack, write_atomic
+from ertacache.formats.fingerprint import Fingerprint, hash_sigmas
+from ertacache.formats.strictjson import take_record
+
+__all__ = ["Profile", "ProfileError", "ProfiledPrompt"]
+
+KIND = "ertacache-profile"
+MAX_PROMPTS = 10_000
+_FIELDS: dict[str, tuple[type, ...]] = {"fingerprint": (dict,), "prompts": (list,)}
+_PROMPT: dict[str, tuple[type, ...]] = {"elements": (int,), "prompt": (str,), "seed": (int,)}
+
+
+class ProfileError(FormatError):
+    """A profile is not valid, or its file cannot be read or written."""
+
+
+@dataclass(frozen=True)
+class ProfiledPrompt:
+    """One run of a profile. Two runs with the same prompt and seed are the same run.
+
+    Attributes:
+        prompt: the text, as it was given to the pipeline.
+        seed: seed of the initial noise, 0 to 2**63 - 1.
+
+    Example:
+        >>> ProfiledPrompt("a red apple", -1)
+        Traceback (most recent call last):
+        ertacache.formats.profile.ProfileError: seed must be from 0 to 9223372036854775807, got -1
+    """
+
+    prompt: str
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Check text and range."""
+        with raising(ProfileError):
+            check_text("prompt", self.prompt, empty=True)
+            check_count("seed", self.seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Statistics of untouched runs over P prompts and T steps.
+
+    Attributes:
+        fingerprint: what the runs were.
+        sigmas: nominal sigma table, shape (T + 1,), float64, strictly descending.
+        nominal: first-order update of the user's scheduler, shape (T, 2), float64:
+            ``x[k+1] = nominal[k, 0] x[k] + nominal[k, 1] v[k]``.
+        statistics: what was measured, one set per prompt.
+        prompts: the P runs, in the order of the statistics, no two the same.
+    """
+
+    fingerprint: Fingerprint
+    sigmas: Tensor
+    nominal: Tensor
+    statistics: RunStatistics
+    prompts: tuple[ProfiledPrompt, ...]
+
+    def __post_init__(self) -> None:
+        """Check that the parts are valid and belong together."""
+        object.__setattr__(self, "prompts", tuple(self.prompts))
+        with raising(ProfileError):
+            check_table(self.fingerprint, self.sigmas)
+            check_tensor("nominal", self.nominal, shape=(self.num_steps, 2))
+            self._check_prompts()
+            self._check_statistics()
+
+    @property
+    def num_steps(self) -> int:
+        """Number of sampling steps T."""
+        return self.fingerprint.num_steps
+
+    @property
+    def num_prompts(self) -> int:
+        """Number of profiled runs P."""
+        return len(self.prompts)
+
+    def merge(self, *others: Profile) -> Profile:
+        """Return the profile of all prompts of this one and ``others``.
+
+        Raises:
+            ProfileError: if they are not of the same run, or share a prompt and seed.
+        """
+        parts = (self, *others)
+        for other in others:
+            self._check_mergeable(other)
+        prompts = tuple(record for part in parts for record in part.prompts)
+        twice = _first_repeated(prompts)
+        if twice is not None:
+            raise ProfileError(
+                f"profiles that share a run cannot be merged: {twice.prompt[:60]!r} with seed "
+                f"{twice.seed} is in more than one of them, and would count twice"
+            )
+        statistics = self.statistics.join(*(other.statistics for other in others))
+        return Profile(self.fingerprint, self.sigmas, self.nominal, statistics, prompts)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the profile to ``path``; an old file stays until the new one is whole."""
+        with raising(ProfileError, f"cannot save {os.fspath(path)!r}: "):
+            write_atomic(path, self._to_bytes())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Profile:
+        """Read a profile; any problem with the file is a ``ProfileError`` that names it.
+
+        Example:
+            >>> Profile.load("absent")
+            Traceback (most recent call last):
+            ertacache.formats.profile.ProfileError: cannot load 'absent': No such file or directory
+        """
+        with (
+            raising(ProfileError, f"cannot load {os.fspath(path)!r}: "),
+            open_regular(path) as (stream, size),
+        ):
+            return cls._from_document(open_document(stream, size, kind=KIND))
+
+    @classmethod
+    def _from_bytes(cls, data: bytes, where: str) -> Profile:
+        with raising(ProfileError, f"cannot load {where!r}: "):
+            return cls._from_document(open_document(BytesIO(data), len(data), kind=KIND))
+
+    @classmethod
+    def _from_document(cls, document: Document) -> Profile:
+        fields = take_record(document.fields, _FIELDS, "profile")
+        fingerprint = Fingerprint._from_json(fields["fingerprint"])
+        prompts = take_prompts(fields["prompts"])
+        shapes = profile_shapes(fingerprint.num_steps, len(prompts))
+        shapes["sigmas"] = (fingerprint.num_steps + 1,)
+        tensors = document.read_tensors(shapes)
+        return cls._from_parts(fingerprint, tensors["sigmas"], prompts, tensors=tensors)
+
+    @classmethod
+    def _from_parts(
+        cls,
+        fingerprint: Fingerprint,
+        sigmas: Tensor,
+        prompts: list[tuple[ProfiledPrompt, int]],
+        *,
+        tensors: Mapping[str, Tensor],
+    ) -> Profile:
+        statistics = RunStatistics(
+            inner=_unpack(tensors["inner"], 2 * fingerprint.num_steps + 1),
+            means=tensors["means"],
+            residual_l1=_unpack(tensors["residual_l1"], fingerprint.num_steps),
+            residual_norm=tensors["residual_norm"],
+            output_l1=_unpack(tensors["output_l1"], fingerprint.num_steps),
+            output_norm=tensors["output_norm"],
+            elements=torch.tensor([elements for _, elements in prompts], dtype=torch.int64),
+        )
+        records = tuple(record for record, _ in prompts)
+        return cls(fingerprint, sigmas, tensors["nominal"], statistics, records)
+
+    def _to_bytes(self) -> bytes:
+        fields = {"fingerprint": self.fingerprint._to_json(), "prompts": self._prompts_json()}
+        return pack(KIND, fields, tensors={"sigmas": self.sigmas, **self._tensors()})
+
+    def _prompts_json(self) -> list[dict[str, object]]:
+        counts = self.statistics.elements.tolist()
+        return [
+            {"elements": count, "prompt": record.prompt, "seed": record.seed}
+            for record, count in zip(self.prompts, counts, strict=True)
+        ]
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {
+            "inner": _pack_triangle(self.statistics.inner),
+            "means": self.statistics.means,
+            "nominal": self.nominal,
+            "output_l1": _pack_triangle(self.statistics.output_l1),
+            "output_norm": self.statistics.output_norm,
+            "residual_l1": _pack_triangle(self.statistics.residual_l1),
+            "residual_norm": self.statistics.residual_norm,
+        }
+
+    def _check_prompts(self) -> None:
+        if not 1 <= len(self.prompts) <= MAX_PROMPTS:
+            raise FormatError(f"a profile has 1 to {MAX_PROMPTS} prompts, not {len(self.prompts)}")
+        for record in self.prompts:
+            if not isinstance(record, ProfiledPrompt):
+                raise FormatError(f"prompts must hold ProfiledPrompt, not {type(record).__name__}")
+        twice = _first_repeated(self.prompts)
+        if twice is not None:
+            raise FormatError(f"{twice.prompt[:60]!r} with seed {twice.seed} is there twice")
+
+    def _check_statistics(self) -> None:
+        if not isinstance(self.statistics, RunStatistics):
+            raise FormatError("statistics must be RunStatistics")
+        found = (self.statistics.num_prompts, self.statistics.num_steps)
+        if found != (self.num_prompts, self.num_steps):
+            raise FormatError(
+                f"statistics are of {found[0]} prompts and {found[1]} steps, "
+                f"but the profile has {self.num_prompts} and {self.num_steps}"
+            )
+
+    def _check_mergeable(self, other: Profile) -> None:
+        differences = self.fingerprint.compare(other.fingerprint)
+        if differences:
+            listed = ", ".join(str(difference) for difference in differences)
+            raise ProfileError(f"profiles of different runs cannot be merged: {listed}")
+        if not torch.equal(self.sigmas, other.sigmas):
+            raise ProfileError("profiles with different sigma tables cannot be merged")
+        if not torch.equal(self.nominal, other.nominal):
+            raise ProfileError("profiles with different nominal updates cannot be merged")
+
+
+def check_table(fingerprint: Fingerprint, sigmas: Tensor) -> None:
+    """Raise unless ``sigmas`` is a valid table, and the one that the fingerprint tells of."""
+    if not isinstance(fingerprint, Fingerprint):
+        raise FormatError(f"fingerprint must be a Fingerprint, not {type(fingerprint).__name__}")
+    check_sigmas(sigmas, num_steps=fingerprint.num_steps)
+    if hash_sigmas(sigmas) != fingerprint.sigmas_hash:
+        raise FormatError("sigmas is not the table whose hash is in the fingerprint")
+
+
+def profile_shapes(num_steps: int, num_prompts: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a profile's tensors, packed as in the file, without the sigma table."""
+    T, P = num_steps, num_prompts  # noqa: N806
+    return {
+        "inner": (P, (2 * T + 1) * (T + 1)),
+        "means": (P, 2 * T + 1),
+        "nominal": (T, 2),
+        "output_l1": (P, T * (T + 1) // 2),
+        "output_norm": (P, T),
+        "residual_l1": (P, T * (T + 1) // 2),
+        "residual_norm": (P, T),
+    }
+
+
+def take_prompts(value: list[Any]) -> list[tuple[ProfiledPrompt, int]]:
+    """Return the runs of a header, each with the number of elements it was averaged over."""
+    if not 1 <= len(value) <= MAX_PROMPTS:
+        raise FormatError(f"a profile has 1 to {MAX_PROMPTS} prompts, not {len(value)}")
+    runs = []
+    for place, entry in enumerate(value):
+        record = take_record(entry, _PROMPT, f"prompts[{place}]")
+        elements = check_count(f"prompts[{place}].elements", record["elements"], low=1)
+        runs.append((ProfiledPrompt(record["prompt"], record["seed"]), elements))
+    return runs
+
+
+def _first_repeated(prompts: tuple[ProfiledPrompt, ...]) -> ProfiledPrompt | None:
+    seen: set[ProfiledPrompt] = set()
+    for record in prompts:
+        if record in seen:
+            return record
+        seen.add(record)
+    return None
+
+
+def _pack_triangle(matrix: Tensor) -> Tensor:
+    """Upper triangles with their diagonals, row by row: (P, n, n) to (P, n (n + 1) / 2)."""
+    row, column = torch.triu_indices(matrix.shape[-1], matrix.shape[-1])
+    return matrix[:, row, column]
+
+
+def _unpack(packed: Tensor, size: int) -> Tensor:
+    row, column = torch.triu_indices(size, size)
+    matrix = packed.new_empty(len(packed), size, size)
+    matrix[:, row, column] = packed
+    matrix[:, column, row] = packed
+    return matrix

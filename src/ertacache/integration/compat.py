@@ -1,0 +1,176 @@
+"""Every touch of a name that diffusers and accelerate do not promise to keep.
+
+Knows hooks, schedulers' counters and their history; knows neither policies nor runs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from diffusers.hooks import HookRegistry, ModelHook  # type: ignore[attr-defined]
+from torch import Tensor, nn
+
+__all__ = [
+    "HOOK",
+    "HookSeat",
+    "ModelHook",
+    "Pipeline",
+    "Scheduler",
+    "begin_index",
+    "check_free",
+    "clear_history",
+    "final_alpha",
+    "fresh_copy",
+    "keeps_history",
+    "set_step_index",
+    "unwrap",
+]
+
+HOOK = "ertacache"
+"""Name of our hook in a module's registry."""
+
+_FRESH: dict[str, object] = {"_step_index": None, "lower_order_nums": 0, "last_sample": None}
+
+
+class Scheduler(Protocol):
+    """What is used of a scheduler besides the attributes that only some of them have."""
+
+    timesteps: Tensor
+    config: Mapping[str, Any]
+    set_timesteps: Callable[..., Any]
+    step: Callable[..., Any]
+
+
+class Pipeline(Protocol):
+    """What every pipeline has; its denoisers are looked up by name."""
+
+    scheduler: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate."""
+        ...
+
+
+def check_free(module: nn.Module) -> None:
+    """Raise if a hook of ours is on the module."""
+    registry: Any = vars(module).get("_diffusers_hook")
+    if registry is not None and HOOK in registry.hooks:
+        raise RuntimeError(
+            f"ertacache is already attached to this {type(module).__name__}: "
+            "call detach() on the first handle"
+        )
+
+
+class HookSeat:
+    """One hook on one module: taken, kept through offloading, and left as it was found."""
+
+    def __init__(self, module: nn.Module, hook: ModelHook) -> None:
+        """Register ``hook`` on ``module``; raise if one of ours is there already."""
+        check_free(module)
+        self._module: Any = module
+        self._hook = hook
+        self._had_registry = "_diffusers_hook" in vars(module)
+        self._had_forward = "forward" in vars(module)
+        self._registry: Any = HookRegistry.check_if_exists_or_initialize(module)
+        self._register()
+
+    def _register(self) -> None:
+        self._registry.register_hook(self._hook, HOOK)
+        self._forward = self._module.forward
+
+    def ensure(self) -> None:
+        """Register again if something removed the hook, as offloading does after each run."""
+        if not self._in_chain():
+            self._forget()
+            self._register()
+
+    def remove(self) -> None:
+        """Take the hook away, whatever was put above or below it since."""
+        below = self._hook.fn_ref.original_forward
+        if not self._in_chain():
+            self._forget()
+        elif vars(self._module).get("_old_forward") is self._forward:  # accelerate sits above
+            self._module._old_forward = below
+            self._forget()
+        else:
+            self._remove_from_registry()
+        self._tidy()
+
+    def _remove_from_registry(self) -> None:
+        place = self._registry._hook_order.index(HOOK)
+        above = next(iter(self._registry._fn_refs[place + 1 :]), None)
+        kept = None if above is None else above.forward
+        self._registry.remove_hook(HOOK, recurse=False)
+        if above is not None and above.original_forward is not None:
+            # remove_hook overwrites the forward of a hook that brings its own: put it back.
+            above.original_forward, above.forward = above.forward, kept
+
+    def _in_chain(self) -> bool:
+        forward: Any = self._module.forward
+        while forward is not None:
+            if forward is self._forward:
+                return True
+            forward = getattr(forward, "__wrapped__", None)
+        return False
+
+    def _forget(self) -> None:
+        place = self._registry._hook_order.index(HOOK)
+        del self._registry.hooks[HOOK]
+        self._registry._hook_order.pop(place)
+        self._registry._fn_refs.pop(place)
+
+    def _tidy(self) -> None:
+        if self._registry.hooks:
+            return
+        if not self._had_forward and "_hf_hook" not in vars(self._module):
+            vars(self._module).pop("forward", None)
+        if not self._had_registry:
+            vars(self._module).pop("_diffusers_hook", None)
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """Return the module inside ``torch.compile``'s wrapper, or the module itself."""
+    inner: nn.Module = getattr(module, "_orig_mod", module)
+    return inner
+
+
+def fresh_copy(scheduler: Scheduler) -> Any:
+    """Return a copy of a scheduler with its tables, without history and without our methods."""
+    twin = copy.deepcopy(scheduler)
+    for name in ("step", "set_timesteps"):
+        vars(twin).pop(name, None)
+    for name, value in _FRESH.items():
+        if name in vars(twin):
+            setattr(twin, name, value)
+    return twin
+
+
+def keeps_history(scheduler: Scheduler) -> bool:
+    """Tell whether the scheduler combines outputs of several steps (UniPC, DPM, DEIS)."""
+    return hasattr(scheduler, "lower_order_nums")
+
+
+def clear_history(scheduler: Scheduler) -> None:
+    """Make the next step a first-order one, without a corrector."""
+    for name in ("lower_order_nums", "last_sample"):
+        if name in vars(scheduler):
+            setattr(scheduler, name, _FRESH[name])
+
+
+def begin_index(scheduler: Scheduler) -> int | None:
+    """Return the step a run begins with, None if the scheduler was not told."""
+    index: int | None = getattr(scheduler, "begin_index", None)
+    return index
+
+
+def set_step_index(scheduler: Scheduler, step: int) -> None:
+    """Tell a scheduler that counts its steps which one comes next."""
+    if hasattr(scheduler, "_step_index"):
+        scheduler._step_index = step
+
+
+def final_alpha(scheduler: Scheduler) -> float:
+    """Return the cumulated alpha in which the last step of a DDIM scheduler ends."""
+    return float(getattr(scheduler, "final_alpha_cumprod", 1.0))

@@ -1,0 +1,136 @@
+"""What a pipeline is, read off it, and whether a policy was made for it.
+
+Facts that a pipeline has before it runs are compared on attach, the rest when a run starts. Knows
+no method: a policy is looked at for the run it was made for only.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+
+import diffusers
+import torch
+from torch import Tensor, nn
+
+from ertacache.formats.fingerprint import (
+    Difference,
+    Fingerprint,
+    hash_config,
+    hash_sigmas,
+    plain_config,
+)
+from ertacache.formats.policy import Policy, PolicyError
+from ertacache.integration.compat import Pipeline, Scheduler, unwrap
+from ertacache.integration.tables import read_sigmas, table_distance
+
+__all__ = [
+    "check_pipeline",
+    "check_run",
+    "current_guidance",
+    "find_denoisers",
+    "fingerprint",
+    "run_differences",
+    "warn_of",
+]
+
+DENOISERS = ("transformer", "transformer_2", "unet")
+TABLE_TOLERANCE = 1e-4  # of the table's range: other hardware rounds, another shift is far above
+
+
+def find_denoisers(pipe: Pipeline) -> dict[str, nn.Module]:
+    """Return the networks of a pipeline by their names, at least one."""
+    found = {name: getattr(pipe, name, None) for name in DENOISERS}
+    modules = {name: module for name, module in found.items() if isinstance(module, nn.Module)}
+    if not modules or getattr(pipe, "scheduler", None) is None:
+        raise TypeError(
+            f"{type(pipe).__name__} is not a pipeline that ertacache knows: it needs a scheduler "
+            f"and one of {', '.join(DENOISERS)}"
+        )
+    return modules
+
+
+def current_guidance(pipe: Pipeline) -> float | None:
+    """Return the guidance scale of a pipeline's present or last run, None if it has none."""
+    scale = getattr(pipe, "guidance_scale", None)
+    return float(scale) if isinstance(scale, int | float) else None
+
+
+def fingerprint(pipe: Pipeline, *, sigmas: Tensor, latent_shape: Sequence[int]) -> Fingerprint:
+    """Return what a pipeline's run was; call it after the run, which leaves the guidance scale.
+
+    Args:
+        pipe: the pipeline.
+        sigmas: the nominal sigma table of the run, from ``read_sigmas`` or ``record_run``.
+        latent_shape: shape of one sample's latent, without the batch.
+    """
+    denoisers = find_denoisers(pipe)
+    networks = {name: unwrap(module) for name, module in denoisers.items()}
+    configs = {name: plain_config(_config(module)) for name, module in networks.items()}
+    first = next(iter(networks))
+    return Fingerprint(
+        pipeline=type(pipe).__name__,
+        denoiser=type(networks[first]).__name__,
+        denoiser_hash=hash_config(configs[first] if len(configs) == 1 else configs),
+        scheduler=type(pipe.scheduler).__name__,
+        scheduler_config=plain_config(pipe.scheduler.config),
+        num_steps=len(sigmas) - 1,
+        sigmas_hash=hash_sigmas(sigmas),
+        guidance=current_guidance(pipe),
+        dtype=str(next(networks[first].parameters()).dtype).removeprefix("torch."),
+        latent_shape=tuple(latent_shape),
+        versions={"diffusers": diffusers.__version__, "torch": torch.__version__},
+    )
+
+
+def check_pipeline(pipe: Pipeline, policy: Policy) -> None:
+    """Compare what is known before a run: raise for what cannot work, warn of the rest."""
+    was = policy.fingerprint
+    now = fingerprint(pipe, sigmas=policy.sigmas, latent_shape=was.latent_shape)
+    differences = was.compare(replace(now, guidance=was.guidance))
+    fatal = [difference for difference in differences if difference.fatal]
+    if fatal:
+        raise PolicyError(
+            "the policy was calibrated for another pipeline: "
+            + ", ".join(map(str, fatal))
+            + "; attach it to the pipeline it was made for, or calibrate one for this"
+        )
+    warn_of(differences)
+
+
+def check_run(scheduler: Scheduler, policy: Policy) -> None:
+    """Compare the table that ``set_timesteps`` just made with the policy's; raise if it differs."""
+    steps = len(scheduler.timesteps)
+    if steps != policy.num_steps:
+        raise PolicyError(
+            f"the run has {steps} steps, but the policy is for {policy.num_steps}: "
+            f"pass num_inference_steps={policy.num_steps}, or calibrate a policy for {steps}"
+        )
+    distance = table_distance(policy.sigmas, read_sigmas(scheduler))
+    if not distance <= TABLE_TOLERANCE:
+        raise PolicyError(
+            f"the run's sigma table is {distance:.1%} of its range off the policy's: a shift that "
+            "depends on the resolution, or sigmas= or timesteps= were passed; "
+            "calibrate a policy for this table"
+        )
+
+
+def run_differences(policy: Policy, pipe: Pipeline, *, sample: Tensor) -> list[Difference]:
+    """Return in what a run that has begun may differ from the calibrated one."""
+    was = policy.fingerprint
+    facts = {"guidance": current_guidance(pipe), "latent_shape": tuple(sample.shape[1:])}
+    return was.compare(replace(was, **facts))  # type: ignore[arg-type]
+
+
+def warn_of(differences: Sequence[Difference]) -> None:
+    """Warn of all differences in one sentence; say nothing if there are none."""
+    if differences:
+        warnings.warn(
+            "the policy was calibrated under other conditions: " + ", ".join(map(str, differences)),
+            stacklevel=2,
+        )
+
+
+def _config(module: nn.Module) -> dict[str, object]:
+    return dict(getattr(module, "config", {}))

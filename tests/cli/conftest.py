@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from ertacache.cli import app
+from ertacache.models.zoo import MODELS
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+STEPS = "6"
+
+Run = Callable[..., Result]
+Variant = Callable[..., Path]
+
+
+def invoke(*arguments: object, env: dict[str, str | None] | None = None) -> Result:
+    """Run a command of the command line; a traceback is a failure of the test."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env=env)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture
+def run() -> Run:
+    return invoke
+
+
+@pytest.fixture
+def refused() -> Callable[..., str]:
+    """Run a command that must fail on bad input; returns its one line."""
+
+    def refuse(*arguments: object) -> str:
+        result = invoke(*arguments)
+        lines = result.stderr.splitlines()
+        assert result.exit_code == 2, result.output
+        assert len(lines) == 1, result.stderr
+        assert lines[0].startswith("error: ")
+        assert result.stdout == ""
+        return lines[0]
+
+    return refuse
+
+
+@pytest.fixture(scope="session")
+def profile_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A profile of three prompts, made by the command."""
+    path = tmp_path_factory.mktemp("profile") / "profile.safetensors"
+    result = invoke("profile", "emoji-flux", "--limit", 3, "--steps", STEPS, "-o", path)
+    assert result.exit_code == 0, result.output
+    return path
+
+
+@pytest.fixture(scope="session")
+def policy_file(profile_file: Path) -> Path:
+    """A policy that computes half of the steps."""
+    path = profile_file.with_name("policy.safetensors")
+    result = invoke("solve", profile_file, "--speedup", 2, "-o", path)
+    assert result.exit_code == 0, result.output
+    return path
+
+
+@pytest.fixture(scope="session")
+def paper_file(profile_file: Path) -> Path:
+    """A policy of the paper's method."""
+    path = profile_file.with_name("paper.safetensors")
+    result = invoke("solve", profile_file, "--speedup", 2, "--method", "paper", "-o", path)
+    assert result.exit_code == 0, result.output
+    return path
+
+
+@pytest.fixture
+def variant(tmp_path: Path) -> Variant:
+    """The bundled pipeline as a folder of its own, with another scheduler configuration."""
+
+    def build(**config: Any) -> Path:
+        folder = tmp_path / "variant"
+        shutil.copytree(MODELS["emoji-flux"].folder, folder, copy_function=os.symlink)
+        path = folder / "scheduler" / "scheduler_config.json"
+        changed = json.loads(path.read_text()) | config
+        path.unlink()
+        path.write_text(json.dumps(changed))
+        return folder
+
+    return build
+
+
+@pytest.fixture
+def prompts_file(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.txt"
+    path.write_text("a red apple\n\n  a small dog on a blue background \n", encoding="utf-8")
+    return path

@@ -1,0 +1,93 @@
+"""``calibrate``: the policy, the verdict and its exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ertacache import calibration
+from ertacache.core.plan import PaperPlan
+from ertacache.formats.policy import Policy
+from ertacache.formats.profile import Profile
+from tests.cli.conftest import STEPS, Run
+
+Refused = Callable[..., str]
+
+
+def test_calibrate_measures_and_keeps_everything(
+    tmp_path: Path, prompts_file: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "pays", lambda rows: None)  # times are not for this test
+    path, profile = tmp_path / "q.safetensors", tmp_path / "p.safetensors"
+    options = ["--limit", 2, "--steps", STEPS, "--speedup", 2, "--profile", profile]
+    result = run("calibrate", "emoji-flux", *options, "--heldout", prompts_file, "-o", path)
+    assert result.exit_code == 0, result.output
+    policy = Policy.load(path)
+    assert [row.method for row in policy.validation] == ["policy", "plain reuse", "fewer steps"]
+    assert {row.prompts for row in policy.validation} == {2}
+    assert policy.provenance["command"].startswith("ertacache calibrate emoji-flux --limit 2")
+    assert Profile.load(profile).num_prompts == 2
+    assert "Measured on 2 held-out prompts" in result.stdout
+    assert "it pays" in result.stdout
+    assert result.stdout.splitlines()[-1] == f"{path}: the policy"
+    assert result.stderr == ""
+
+
+def test_exit_code_3_when_it_does_not_pay(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "pays", lambda rows: "not worth it: 4 steps are few")
+    path = tmp_path / "q.safetensors"
+    options = ["--limit", 2, "--steps", 4, "--threshold", 0.5, "--method", "paper"]
+    options += ["--reuse", "velocity", "--no-adjust-timesteps", "--no-rectify"]
+    result = run("calibrate", "emoji-flux", *options, "--no-refit", "-o", path)
+    assert result.exit_code == 3
+    plan = Policy.load(path).plan
+    assert isinstance(plan, PaperPlan)
+    assert (plan.reuse, plan.gain) == ("velocity", None)
+    assert "not worth it: 4 steps are few\n" in result.stdout
+    assert result.stdout.splitlines()[-1] == f"{path}: the policy, which does not pay"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "give exactly one of"),
+        (["--speedup", "2", "--max-error", "1"], "give exactly one of"),
+        (["--max-error", "1", "--method", "paper"], "predicts no error"),
+        (["--threshold", "0.1"], "--threshold is the paper's"),
+        (["--speedup", "2", "--heldout", "absent.txt"], "cannot read prompts"),
+        (["--speedup", "90"], "speedup must be between"),
+        (["--compute-steps", "90"], "cannot compute 90 of 30 steps"),
+        (["--speedup", "2", "--profile", "{output}"], "must be different files"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_any_work(
+    options: list[str],
+    words: str,
+    tmp_path: Path,
+    refused: Refused,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calibration, "calibrate", lambda *a, **k: pytest.fail("it began"))
+    path = tmp_path / "q.safetensors"
+    given = [option.format(output=path) for option in options]
+    assert words in refused("calibrate", "emoji-flux", *given, "-o", path)
+    assert not path.exists()
+
+
+def test_an_interrupt_leaves_the_old_policy(
+    tmp_path: Path, policy_file: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calibration, "calibrate", interrupt)
+    path = tmp_path / "q.safetensors"
+    path.write_bytes(policy_file.read_bytes())
+    result = run("calibrate", "emoji-flux", "--speedup", 2, "-o", path)
+    assert result.exit_code == 130
+    assert result.stderr == "interrupted: nothing was written\n"
+    assert path.read_bytes() == policy_file.read_bytes()

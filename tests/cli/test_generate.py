@@ -1,0 +1,174 @@
+"""``generate``: pictures, videos, and the comparison of two runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ertacache.cli.writing import beside, find_target, slug, write
+from ertacache.models import zoo
+from ertacache.models.zoo import MODELS, load_pipeline
+from tests.cli.conftest import STEPS, Run, Variant
+from tests.integration import tiny
+
+Refused = Callable[..., str]
+T = int(STEPS)
+
+
+def pixels(path: Path) -> Any:
+    return np.asarray(Image.open(path)).astype(int)
+
+
+def test_without_a_policy_it_is_the_pipeline_itself(tmp_path: Path, run: Run) -> None:
+    path = tmp_path / "apple.png"
+    result = run("generate", "emoji-flux", "a red apple", "--seeds", 3, "--steps", 2, "-o", path)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"{path}: full run, ")
+    call = MODELS["emoji-flux"].call_arguments | {"num_inference_steps": 2}
+    pipe = load_pipeline("emoji-flux")
+    image = pipe("a red apple", generator=torch.Generator().manual_seed(3), **call).images[0]
+    assert np.abs(pixels(path) - np.asarray(image).astype(int)).max() <= 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_compare_writes_both_and_their_difference(
+    tmp_path: Path, policy_file: Path, prompts_file: Path, run: Run
+) -> None:
+    folder = tmp_path / "new" / "out"
+    options = ["--prompts", prompts_file, "--policy", policy_file, "--compare"]
+    result = run("generate", "emoji-flux", *options, "-o", folder)
+    assert result.exit_code == 0, result.output
+    stems = ["000-seed0-a-red-apple", "001-seed0-a-small-dog-on-a-blue-background"]
+    names = [f"{stem}{kind}.png" for stem in stems for kind in ("", "-full", "-compare")]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
+    lines = result.stdout.splitlines()
+    assert f"{T // 2} steps computed, {T // 2} reused, " in lines[0]
+    assert "full run" in lines[1]
+    assert "PSNR" in lines[2]
+    assert "times as fast" in lines[2]
+    assert lines[-1].startswith("all 2: PSNR")
+    fast, full, row = (
+        pixels(folder / f"{stems[0]}{kind}.png") for kind in ("", "-full", "-compare")
+    )
+    size = full.shape[1]
+    assert row.shape[1] == 3 * size
+    assert (row[:, :size] == full).all()
+    assert (row[:, size : 2 * size] == fast).all()
+    assert np.abs(row[:, 2 * size :] - (8 * np.abs(full - fast)).clip(0, 255)).max() <= 12
+
+
+def test_other_files_of_the_folder_stay(tmp_path: Path, policy_file: Path, run: Run) -> None:
+    other = tmp_path / "notes.txt"
+    other.write_text("mine")
+    options = ["--seeds", "1,5", "--policy", policy_file]
+    result = run("generate", "emoji-flux", "../a\n cat?", *options, "-o", tmp_path)
+    assert result.exit_code == 0, result.output
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["000-seed1-a-cat.png", "000-seed5-a-cat.png", "notes.txt"]
+    assert other.read_text() == "mine"
+
+
+def test_a_difference_that_may_be_is_one_line(tmp_path: Path, policy_file: Path, run: Run) -> None:
+    path = tmp_path / "cat.png"
+    options = ["--policy", policy_file, "--guidance", 2]
+    result = run("generate", "emoji-flux", "a cat", *options, "-o", path)
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [
+        "warning: the policy was calibrated under other conditions: guidance is 2.0, was 3.5"
+    ]
+
+
+def test_a_policy_for_another_pipeline(
+    tmp_path: Path, policy_file: Path, variant: Variant, refused: Refused
+) -> None:
+    out = tmp_path / "out"
+    line = refused("generate", variant(shift=1.0), "a cat", "--policy", policy_file, "-o", out)
+    assert "calibrated for another pipeline: scheduler_config.shift is 1.0, was 3.0" in line
+    line = refused(
+        "generate", "emoji-flux", "a cat", "--policy", policy_file, "--steps", T + 1, "-o", out
+    )
+    assert f"the policy is for {T}" in line
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "give prompts"),
+        (["a cat", "--prompts", "p.txt"], "give prompts"),
+        (["  "], "a prompt is empty"),
+        (["a cat", "--seeds", "1,x"], "--seeds takes numbers"),
+        (["a cat", "--seeds", "-1"], "--seeds takes numbers"),
+        (["a cat", "--compare"], "--compare needs a --policy"),
+        (["a cat", "--policy", "absent"], "cannot load 'absent': No such file"),
+    ],
+)
+def test_wrong_options(options: list[str], words: str, tmp_path: Path, refused: Refused) -> None:
+    out = tmp_path / "out"
+    assert words in refused("generate", "emoji-flux", *options, "-o", out)
+    assert not out.exists()
+
+
+def test_the_place_of_the_results(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder.png").mkdir()
+    assert find_target(tmp_path / "a.png", results=1, video=False).single
+    assert not find_target(tmp_path / "folder.png", results=1, video=False).single
+    assert not find_target(tmp_path / "v1.2", results=1, video=False).single
+    for name, results, video in (
+        ("a.png", 2, False),
+        ("a.png", 1, True),
+        ("a.mp4", 1, False),
+        ("a.jpg", 1, False),
+        ("file", 1, False),
+    ):
+        with pytest.raises(ValueError, match=name):
+            find_target(tmp_path / name, results=results, video=video)
+
+
+@pytest.mark.parametrize("text", ["..", "/etc/passwd", "a" * 500, "", "con\0", "Ünï\u202e"])
+def test_slugs_are_safe(text: str) -> None:
+    assert slug(text).replace("-", "").isalnum()
+    assert slug(text).isascii()
+    assert len(slug(text)) <= 40
+
+
+def test_beside() -> None:
+    full, fast = torch.zeros(3, 2, 2), torch.full((3, 2, 2), 0.1)
+    row = beside(full, fast)
+    assert row.shape == (3, 2, 6)
+    assert row[0, 0].tolist() == pytest.approx([0, 0, 0.1, 0.1, 0.8, 0.8])
+
+
+def test_a_video_pipeline_writes_videos(
+    tmp_path: Path, run: Run, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imageio = pytest.importorskip("imageio.v3")
+    pytest.importorskip("imageio_ffmpeg")
+    monkeypatch.setattr(zoo, "load_pipeline", lambda model, dtype=None: tiny.wan())
+    options = ["--steps", 2, "--frames", 5, "--height", 16, "--width", 16]
+    further = ["--arg", "max_sequence_length=8", "--fps", 4]
+    arguments = ["generate", "some/model", "a red circle", *options, *further]
+    result = run(*arguments, "-o", tmp_path)
+    assert result.exit_code == 0, result.output
+    (path,) = tmp_path.iterdir()
+    assert path.name == "000-seed0-a-red-circle.mp4"
+    assert imageio.imread(path, plugin="FFMPEG").shape == (5, 16, 16, 3)
+    assert ".mp4" in refused(*arguments, "-o", tmp_path / "a.png")
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    assert "pip install imageio imageio-ffmpeg" in refused(*arguments, "-o", tmp_path)
+
+
+def test_a_video_of_odd_size_and_a_result_that_is_not_a_number(tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    write(torch.rand(3, 3, 19, 35), tmp_path / "odd.mp4")
+    assert (tmp_path / "odd.mp4").stat().st_size > 0
+    write(torch.full((3, 4, 4), torch.nan), tmp_path / "nan.png")
+    assert pixels(tmp_path / "nan.png").max() == 0

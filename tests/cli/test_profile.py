@@ -1,0 +1,163 @@
+"""``profile`` and ``merge``: what is written, resumed, refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ertacache.cli.console import Stages
+from ertacache.formats.profile import Profile
+from ertacache.models.zoo import load_prompts
+from tests.cli.conftest import STEPS, Run, Variant
+
+Refused = Callable[..., str]
+
+
+def test_a_bundled_model_is_profiled_on_its_own_prompts(profile_file: Path) -> None:
+    profile = Profile.load(profile_file)
+    assert [run.prompt for run in profile.prompts] == load_prompts("emoji-flux", "calibration")[:3]
+    assert [run.seed for run in profile.prompts] == [0, 1, 2]
+    assert profile.num_steps == int(STEPS)
+
+
+def test_options_reach_the_pipeline(tmp_path: Path, prompts_file: Path, run: Run) -> None:
+    path = tmp_path / "p.safetensors"
+    options = ["--steps", 3, "--guidance", 2.5, "--height", 32, "--width", 32, "--seed", 7]
+    more = ["--batch-size", 2, "--dtype", "bfloat16", "--device", "cpu"]
+    further = ["--arg", "max_sequence_length=8"]
+    arguments = ["profile", "emoji-flux", "--prompts", prompts_file, *options, *more, *further]
+    result = run(*arguments, "-o", path)
+    assert result.stdout == f"{path}: a profile of 2 runs of 3 steps\n"
+    profile = Profile.load(path)
+    facts = profile.fingerprint
+    assert [(run.prompt, run.seed) for run in profile.prompts] == [
+        ("a red apple", 7),
+        ("a small dog on a blue background", 8),
+    ]
+    assert (facts.guidance, facts.dtype, facts.num_steps) == (2.5, "bfloat16", 3)
+    assert facts.latent_shape[0] == 16  # a quarter of 64 x 64
+
+
+def test_an_interrupted_profile_keeps_its_runs_and_goes_on(
+    tmp_path: Path, profile_file: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "p.safetensors"
+    arguments = ["profile", "emoji-flux", "--limit", 3, "--steps", STEPS, "-o", path]
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stages, "__call__", lambda self, name: interrupt)
+        result = run(*arguments)
+    assert result.exit_code == 130
+    assert result.stderr.splitlines() == [
+        f"interrupted: the runs so far are in {path}; the same command goes on from there"
+    ]
+    assert Profile.load(path).num_prompts == 1
+    assert run(*arguments).exit_code == 0
+    assert path.read_bytes() == profile_file.read_bytes()
+
+
+def test_merge(tmp_path: Path, profile_file: Path, run: Run, refused: Refused) -> None:
+    part, whole = tmp_path / "part.safetensors", tmp_path / "whole.safetensors"
+    options = ["--limit", 1, "--steps", STEPS, "--seed", 100]
+    assert run("profile", "emoji-flux", *options, "-o", part).exit_code == 0
+    result = run("merge", profile_file, part, "-o", whole)
+    assert result.stdout == f"{whole}: a profile of 4 runs of {STEPS} steps\n"
+    assert [run.seed for run in Profile.load(whole).prompts] == [0, 1, 2, 100]
+    before = whole.read_bytes()
+    assert "share a run" in refused("merge", whole, part, "-o", whole)
+    assert whole.read_bytes() == before
+
+
+def test_a_stochastic_scheduler_is_refused(
+    tmp_path: Path, variant: Variant, prompts_file: Path, refused: Refused
+) -> None:
+    path = tmp_path / "p.safetensors"
+    folder = variant(stochastic_sampling=True)
+    line = refused("profile", folder, "--prompts", prompts_file, "--steps", 2, "-o", path)
+    assert "FlowMatchEulerDiscreteScheduler with stochastic_sampling=False" in line
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--prompts", "absent.txt"], "cannot read prompts from 'absent.txt': No such file"),
+        (["--prompts", "."], "cannot read prompts from '.': Is a directory"),
+        (["--arg", "prompt=a cat"], "--arg cannot set 'prompt'"),
+        (["--arg", "nothing"], "--arg takes NAME=VALUE, got 'nothing'"),
+        (["--frames", "5"], "FluxPipeline takes no argument 'num_frames'"),
+        (["--arg", "colour=red"], "FluxPipeline takes no argument 'colour'"),
+        (["--device", "toaster"], "cannot run on 'toaster'"),
+        (["--arg", "max_sequence_length=long"], "failed with --arg max_sequence_length=long"),
+    ],
+)
+def test_wrong_options(options: list[str], words: str, tmp_path: Path, refused: Refused) -> None:
+    path = tmp_path / "p.safetensors"
+    assert words in refused("profile", "emoji-flux", "--limit", 1, *options, "-o", path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b" \n\t\n", b"\xff\xfe\x00"])
+def test_a_file_without_prompts(content: bytes, tmp_path: Path, refused: Refused) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_bytes(content)
+    line = refused("profile", "emoji-flux", "--prompts", prompts, "-o", tmp_path / "p")
+    assert str(prompts) in line
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("emoji-fluxx", "not a bundled model (emoji-flux"),
+        ("nobody/nothing", "cannot load the pipeline 'nobody/nothing'"),
+    ],
+)
+def test_an_unknown_model(
+    model: str, words: str, tmp_path: Path, prompts_file: Path, refused: Refused
+) -> None:
+    path = tmp_path / "p.safetensors"
+    assert words in refused("profile", model, "--prompts", prompts_file, "-o", path)
+    assert "give a file with --prompts" in refused("profile", model, "-o", path)
+    assert not path.exists()
+
+
+def test_a_broken_folder_is_refused(
+    tmp_path: Path, variant: Variant, prompts_file: Path, refused: Refused
+) -> None:
+    folder = variant()
+    (folder / "transformer" / "config.json").unlink()
+    line = refused("profile", folder, "--prompts", prompts_file, "-o", tmp_path / "p")
+    assert "cannot load the pipeline" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--steps", "9"], f"num_steps is 9, was {STEPS}"),
+        (["--steps", STEPS, "--guidance", "2"], "guidance is 2.0, was 3.5"),
+        (["--steps", STEPS, "--dtype", "bfloat16"], "dtype is 'bfloat16', was 'float32'"),
+    ],
+)
+def test_a_profile_of_another_run_is_not_continued(
+    options: list[str], words: str, profile_file: Path, refused: Refused
+) -> None:
+    before = profile_file.read_bytes()
+    line = refused("profile", "emoji-flux", "--limit", 3, *options, "-o", profile_file)
+    assert "cannot go on with the profile" in line
+    assert words in line
+    assert profile_file.read_bytes() == before
+
+
+def test_no_other_file_is_overwritten(tmp_path: Path, policy_file: Path, refused: Refused) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine")
+    assert "will not overwrite" in refused("profile", "emoji-flux", "-o", notes)
+    assert notes.read_text() == "mine"
+    assert "it is a policy, not a profile" in refused("profile", "emoji-flux", "-o", policy_file)
+    assert "it is a folder" in refused("profile", "emoji-flux", "-o", tmp_path)
+    assert "there is no folder" in refused("profile", "emoji-flux", "-o", tmp_path / "a" / "b")

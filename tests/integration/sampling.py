@@ -1,0 +1,94 @@
+"""A pipeline of ten lines for schedulers that no tiny pipeline here brings along."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import diffusers
+import torch
+from torch import Tensor, nn
+
+from ertacache.core.solver import Trajectory
+from ertacache.formats.policy import Policy
+from ertacache.integration import fingerprint, read_sigmas, record_run
+
+STEPS = 10
+
+
+class Field(nn.Module):
+    """A smooth network: a small rotation that changes with time."""
+
+    config: ClassVar[dict[str, Any]] = {"kind": "field"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(
+            0.3 * torch.randn(4, 4, generator=torch.Generator().manual_seed(2))
+        )
+        self.calls = 0
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        self.calls += 1
+        return torch.tanh(x @ self.weight * (1 + t / 1000))
+
+
+class Sampling:
+    """What all pipelines do: a table, then network and step in turns."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler, self.unet, self.guidance_scale = scheduler, Field(), 1.0
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        *,
+        num_inference_steps: int = STEPS,
+        seed: int = 0,
+        start: int = 0,
+        told: bool = False,
+        **extra: Any,
+    ) -> Tensor:
+        extra.pop("output_type", None)
+        self.scheduler.set_timesteps(num_inference_steps)
+        if told:
+            self.scheduler.set_begin_index(start)
+        noise = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(seed))
+        x = noise * getattr(self.scheduler, "init_noise_sigma", 1.0)
+        for t in self.scheduler.timesteps[start:]:
+            x_in = x
+            if hasattr(self.scheduler, "scale_model_input"):
+                x_in = self.scheduler.scale_model_input(x, t)
+            x = self.scheduler.step(self.unet(x_in, t), t, x, **extra).prev_sample
+        return x
+
+    def record(self) -> tuple[Trajectory, Tensor]:
+        return record_run(self)
+
+    def policy(self, plan: Any) -> Policy:
+        self.scheduler.set_timesteps(STEPS)
+        sigmas = read_sigmas(self.scheduler)
+        return Policy(
+            plan, sigmas, fingerprint=fingerprint(self, sigmas=sigmas, latent_shape=(3, 4))
+        )
+
+
+DETERMINISTIC: dict[str, dict[str, Any]] = {
+    "FlowMatchEulerDiscreteScheduler": {"shift": 3.0},
+    "UniPCMultistepScheduler": {
+        "prediction_type": "flow_prediction",
+        "use_flow_sigmas": True,
+        "flow_shift": 3.0,
+    },
+    "CogVideoXDDIMScheduler": {
+        "prediction_type": "v_prediction",
+        "rescale_betas_zero_snr": True,
+        "timestep_spacing": "trailing",
+    },
+    "DDIMScheduler": {"clip_sample": False, "set_alpha_to_one": False, "steps_offset": 1},
+    "DPMSolverMultistepScheduler": {},
+    "EulerDiscreteScheduler": {},
+}
+
+
+def make(name: str, **config: Any) -> Any:
+    return getattr(diffusers, name)(**(DETERMINISTIC.get(name, {}) | config))

@@ -1,0 +1,132 @@
+"""What the tests share: a pipeline with its untouched run, plans, policies and spies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ertacache.core.plan import PaperPlan, TrajectoryPlan
+from ertacache.core.solver import Trajectory
+from ertacache.core.timesteps import adjusted_sigmas
+from ertacache.formats.fingerprint import Fingerprint
+from ertacache.formats.policy import Policy
+from ertacache.integration import fingerprint, nominal, record_run
+from tests.integration.tiny import CASES, STEPS, Case, call_arguments, generate
+
+COMPUTED = (0, 1, 3, 6, 7)
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """A pipeline, its untouched run, and what a policy for it needs."""
+
+    pipe: Any
+    case: Case
+    run: Trajectory
+    sigmas: Tensor
+    nominal: Tensor
+    facts: Fingerprint
+
+    def generate(self, **changes: Any) -> Tensor:
+        return generate(self.pipe, self.case, **changes)
+
+    def policy(self, plan: TrajectoryPlan | PaperPlan, **changes: Any) -> Policy:
+        return Policy(plan, self.sigmas, fingerprint=self.facts, **changes)
+
+    def trajectory_policy(self, compute_steps: Sequence[int] = COMPUTED) -> Policy:
+        return self.policy(trajectory_plan(self.nominal, compute_steps))
+
+    def paper_policy(self, compute_steps: Sequence[int] = COMPUTED, **changes: Any) -> Policy:
+        return self.policy(paper_plan(self.sigmas, compute_steps, **changes))
+
+
+def make_setting(name: str) -> Setting:
+    case = CASES[name]
+    pipe = case.build()
+    run, sigmas = record_run(pipe, **call_arguments(case))
+    facts = fingerprint(pipe, sigmas=sigmas, latent_shape=run.latents[0].shape[1:])
+    return Setting(pipe, case, run, sigmas, nominal(pipe.scheduler), facts)
+
+
+def trajectory_plan(update: Tensor, compute_steps: Sequence[int]) -> TrajectoryPlan:
+    """Three outputs of history with weights that mean nothing, but are all different."""
+    generator = torch.Generator().manual_seed(1)
+    T = len(update)
+    share = torch.rand(T, 3, generator=generator, dtype=torch.float64)
+    latent = update[:, 0] * (1 + 0.01 * torch.rand(T, generator=generator, dtype=torch.float64))
+    return TrajectoryPlan(tuple(compute_steps), latent, update[:, 1:] * share)
+
+
+def paper_plan(
+    sigmas: Tensor,
+    compute_steps: Sequence[int],
+    *,
+    reuse: Any = "residual",
+    scale: float = 0.4,
+    rectified: bool = True,
+) -> PaperPlan:
+    """Intervals of reused steps shrunk by ``scale``, and a small rectification."""
+    T = len(sigmas) - 1
+    phi = torch.tensor([1.0 if k in compute_steps else scale for k in range(T)])
+    table = sigmas if scale == 1 else adjusted_sigmas(sigmas, phi)
+    gain = torch.linspace(-0.1, 0.2, T, dtype=torch.float64) if rectified else None
+    bias = torch.linspace(-2.1, -1.9, T, dtype=torch.float64) if rectified else None
+    return PaperPlan(tuple(compute_steps), reuse, table, gain, bias)
+
+
+@dataclass
+class Seen:
+    """What passed a scheduler: the latents before and after each step, the combined outputs."""
+
+    samples: list[Tensor]
+    outputs: list[Tensor]
+    results: list[Any]
+
+
+@contextmanager
+def watch_steps(pipe: Any) -> Iterator[Seen]:
+    """Look on from above the attached step."""
+    seen, below = Seen([], [], []), pipe.scheduler.step
+
+    def step(model_output: Tensor, timestep: Any, sample: Tensor, **kwargs: Any) -> Any:
+        result = below(model_output, timestep, sample, **kwargs)
+        seen.outputs.append(model_output)
+        seen.samples.append(sample)
+        seen.results.append(result)
+        return result
+
+    pipe.scheduler.step = step
+    try:
+        yield seen
+    finally:
+        pipe.scheduler.step = below
+
+
+@contextmanager
+def count_calls(*networks: Any) -> Iterator[list[Any]]:
+    """Note every time a network really runs: its last layer is reached."""
+    calls: list[Any] = []
+    hooks = [n.proj_out.register_forward_hook(lambda *_, n=n: calls.append(n)) for n in networks]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+__all__ = [
+    "COMPUTED",
+    "STEPS",
+    "Seen",
+    "Setting",
+    "count_calls",
+    "make_setting",
+    "paper_plan",
+    "trajectory_plan",
+    "watch_steps",
+]

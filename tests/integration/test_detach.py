@@ -1,0 +1,256 @@
+"""After ``detach`` the pipeline is as it was, whatever happened in between."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from ertacache.formats.policy import Policy, PolicyError
+from ertacache.integration import attach, record_run
+from tests.integration.setting import COMPUTED, Setting, make_setting
+from tests.integration.tiny import CASES, call_arguments, generate
+
+
+def attributes(pipe: Any) -> list[set[str]]:
+    return [set(vars(part)) for part in (pipe, pipe.scheduler, pipe.transformer)]
+
+
+def both(setting: Setting) -> list[Policy]:
+    return [setting.trajectory_policy(), setting.paper_policy()]
+
+
+def test_run_after_detach_is_bit_equal(setting: Setting) -> None:
+    for policy in both(setting):
+        with attach(setting.pipe, policy):
+            assert not torch.equal(setting.generate(), setting.run.latents[-1])
+        assert torch.equal(setting.generate(), setting.run.latents[-1])
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_no_attribute_is_left(name: str) -> None:
+    pipe, setting = CASES[name].build(), make_setting(name)
+    other = setting.pipe
+    fresh = attributes(pipe)
+    handle = attach(pipe, setting.paper_policy())
+    assert attributes(pipe) != fresh
+    handle.detach()
+    assert attributes(pipe) == fresh
+    handle.detach()  # a second time does nothing
+    with attach(pipe, setting.paper_policy()):
+        generate(pipe, CASES[name])
+    generate(other, CASES[name])
+    assert attributes(pipe)[:2] == attributes(other)[:2]
+    for name in vars(pipe.scheduler).keys() & {"sigmas", "timesteps"}:
+        assert torch.equal(getattr(pipe.scheduler, name), getattr(other.scheduler, name))
+
+
+Trouble = Callable[[Any, pytest.MonkeyPatch], AbstractContextManager[dict[str, Any]]]
+
+
+@contextmanager
+def in_the_network(pipe: Any, patch: pytest.MonkeyPatch) -> Any:
+    calls = []
+
+    def fail(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    hook = pipe.transformer.proj_out.register_forward_hook(fail)
+    yield {}
+    hook.remove()
+
+
+@contextmanager
+def in_the_step(pipe: Any, patch: pytest.MonkeyPatch) -> Any:
+    from ertacache.integration import updates
+
+    calls = []
+
+    def broken(original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(1)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            return original(*args, **kwargs)
+
+        return call
+
+    with patch.context() as inner:
+        inner.setattr(updates, "combine", broken(updates.combine))
+        inner.setattr(updates, "rectify", broken(updates.rectify))
+        yield {}
+
+
+@contextmanager
+def in_set_timesteps(pipe: Any, patch: pytest.MonkeyPatch) -> Any:
+    from ertacache.integration import attach as module
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with patch.context() as inner:
+        inner.setattr(inspect.getmodule(module), "check_run", interrupt)
+        yield {}
+
+
+@contextmanager
+def between_steps(pipe: Any, patch: pytest.MonkeyPatch) -> Any:
+    def callback(pipe: Any, step: int, timestep: Any, values: Any) -> Any:
+        if step == 4:
+            raise KeyboardInterrupt
+        return values
+
+    yield {"callback_on_step_end": callback}
+
+
+TROUBLES = [in_the_network, in_the_step, in_set_timesteps, between_steps]
+
+
+@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda t: t.__name__)
+def test_failed_run(setting: Setting, trouble: Trouble, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next attached run is right, and so is the untouched one after detach."""
+    for policy in both(setting):
+        with attach(setting.pipe, policy):
+            expected = setting.generate()
+        with attach(setting.pipe, policy):
+            with (
+                trouble(setting.pipe, monkeypatch) as arguments,
+                pytest.raises(KeyboardInterrupt),
+            ):
+                setting.generate(**arguments)
+            assert torch.equal(setting.generate(), expected)
+            with (
+                trouble(setting.pipe, monkeypatch) as arguments,
+                pytest.raises(KeyboardInterrupt),
+            ):
+                setting.generate(**arguments)
+        assert torch.equal(setting.generate(), setting.run.latents[-1])
+
+
+@pytest.mark.parametrize("trouble", [in_the_network, in_the_step], ids=lambda t: t.__name__)
+def test_network_is_free_after_a_failed_run(
+    flux: Setting, trouble: Trouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another pipeline that shares it does not get what the failed run remembered."""
+    for policy in both(flux):
+        with attach(flux.pipe, policy) as handle:
+            shared = type(flux.pipe)(**flux.pipe.components)
+            shared.set_progress_bar_config(disable=True)
+            shared.scheduler = copy.deepcopy(flux.pipe.scheduler)
+            with trouble(flux.pipe, monkeypatch), pytest.raises(KeyboardInterrupt):
+                flux.generate()
+            before = handle.stats
+            assert torch.equal(generate(shared, flux.case), flux.run.latents[-1])
+            assert handle.stats == before  # nor is it counted
+
+
+def test_table_of_a_failed_run_is_forgotten(flux: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next run is judged by its own table, not by the one that was put aside before."""
+    with attach(flux.pipe, flux.paper_policy()):
+        with between_steps(flux.pipe, monkeypatch) as arguments, pytest.raises(KeyboardInterrupt):
+            flux.generate(**arguments)
+        with pytest.raises(PolicyError, match="sigma table"):
+            flux.generate(sigmas=torch.linspace(1, 0.05, 8).tolist())
+
+
+def test_interrupted_run(flux: Setting) -> None:
+    def stop(pipe: Any, step: int, timestep: Any, values: Any) -> Any:
+        pipe._interrupt = step == 3
+        return values
+
+    with attach(flux.pipe, flux.trajectory_policy()) as handle:
+        expected = flux.generate()
+        flux.generate(callback_on_step_end=stop)
+        assert handle.stats.last.computed_steps + handle.stats.last.reused_steps == 4
+        assert torch.equal(flux.generate(), expected)
+
+
+def test_detach_in_the_middle_of_a_run(flux: Setting) -> None:
+    """The rest of the run is the scheduler's own, on its own table."""
+    handle = attach(flux.pipe, flux.paper_policy())
+
+    def leave(pipe: Any, step: int, timestep: Any, values: Any) -> Any:
+        if step == 1:
+            handle.detach()
+        return values
+
+    flux.generate(callback_on_step_end=leave)
+    table = flux.pipe.scheduler.sigmas.double()
+    assert torch.equal(table, flux.sigmas)
+    assert torch.equal(flux.generate(), flux.run.latents[-1])
+
+
+def test_signatures_and_types_are_kept(setting: Setting) -> None:
+    scheduler = setting.pipe.scheduler
+    kind, methods = type(scheduler), ("step", "set_timesteps")
+    before = [inspect.signature(getattr(scheduler, name)) for name in methods]
+    forward = inspect.signature(setting.pipe.transformer.forward)
+    with attach(setting.pipe, setting.trajectory_policy()):
+        assert type(scheduler) is kind
+        assert [inspect.signature(getattr(scheduler, name)) for name in methods] == before
+        assert inspect.signature(setting.pipe.transformer.forward) == forward
+
+
+def test_copies_of_the_scheduler_are_not_attached(flux: Setting) -> None:
+    with attach(flux.pipe, flux.trajectory_policy()) as handle:
+        twin = copy.deepcopy(flux.pipe.scheduler)
+        twin.set_timesteps(3)
+        x = torch.ones(1, 2, 2)
+        stepped = twin.step(x, twin.timesteps[0], x).prev_sample
+        assert handle.stats.runs == 0
+    twin.set_timesteps(3)
+    assert torch.equal(stepped, x + (twin.sigmas[1] - twin.sigmas[0]) * x)
+
+
+def test_second_attach_says_to_detach_first(flux: Setting) -> None:
+    policy = flux.trajectory_policy()
+    shared = type(flux.pipe)(**flux.pipe.components)
+    shared.scheduler = copy.deepcopy(flux.pipe.scheduler)
+    before = attributes(shared)
+    with attach(flux.pipe, policy):
+        expected = flux.generate()
+        for pipe, part in ((flux.pipe, "Scheduler"), (shared, "FluxTransformer2DModel")):
+            with pytest.raises(RuntimeError, match=rf"already attached.*{part}.*detach\(\)"):
+                attach(pipe, policy)
+            with pytest.raises(RuntimeError, match="already attached"):
+                record_run(pipe, **call_arguments(flux.case))
+        assert attributes(shared)[1] == before[1]
+        assert torch.equal(flux.generate(), expected)
+    attach(shared, policy).detach()
+
+
+def test_failed_attach_leaves_nothing(experts: Setting) -> None:
+    """The second network is taken: the first and the scheduler are let go of again."""
+    pipe = experts.pipe
+    other = CASES["wan-experts"].build()
+    other.register_modules(transformer_2=pipe.transformer_2)
+    before = attributes(other)
+    with attach(pipe, experts.trajectory_policy()), pytest.raises(RuntimeError, match="attached"):
+        attach(other, experts.trajectory_policy())
+    assert attributes(other) == before
+
+
+def test_replaced_parts_are_noticed(flux: Setting) -> None:
+    with attach(flux.pipe, flux.trajectory_policy()):
+        scheduler, network = flux.pipe.scheduler, flux.pipe.transformer
+        flux.pipe.scheduler = type(scheduler).from_config(scheduler.config)
+        with pytest.raises(RuntimeError, match=r"pipe.scheduler was replaced: detach"):
+            flux.generate()
+        flux.pipe.scheduler = scheduler
+        flux.pipe.transformer = CASES["flux"].build().transformer
+        with pytest.raises(RuntimeError, match="none of the pipeline's networks"):
+            flux.generate()
+        flux.pipe.transformer = network
+
+
+def test_error_inside_a_with_block_detaches(flux: Setting) -> None:
+    with pytest.raises(PolicyError), attach(flux.pipe, flux.trajectory_policy(COMPUTED)):
+        flux.generate(num_inference_steps=3)
+    assert torch.equal(flux.generate(), flux.run.latents[-1])

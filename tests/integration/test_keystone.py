@@ -1,0 +1,143 @@
+"""The attached pipeline and the reference loops of ``core.sampler`` give the same latents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from torch import Tensor
+
+from ertacache.core.plan import PaperPlan, TrajectoryPlan
+from ertacache.core.sampler import combine, run_paper, run_trajectory
+from ertacache.integration import attach
+from tests.integration.setting import COMPUTED, STEPS, Setting, count_calls, watch_steps
+from tests.integration.tiny import CASES, generate
+
+
+def flux_denoiser(pipe: Any, setting: Setting) -> Callable[[Tensor, Tensor], Tensor]:
+    """The pipeline's network with everything but the latent and the time held fixed."""
+    seen: dict[str, Any] = {}
+    hook = pipe.transformer.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.update(kwargs), with_kwargs=True
+    )
+    generate(pipe, setting.case)
+    hook.remove()
+
+    @torch.no_grad()
+    def denoise(x: Tensor, sigma: Tensor) -> Tensor:
+        t = (sigma.float() * 1000).expand(len(x)).to(x.dtype)
+        output: Tensor = pipe.transformer(**(seen | {"hidden_states": x, "timestep": t / 1000}))[0]
+        return output
+
+    return denoise
+
+
+class Stock:
+    """A FlowMatchEuler scheduler that nobody touched, on any table."""
+
+    def __init__(self, sigmas: Tensor) -> None:
+        self._scheduler = FlowMatchEulerDiscreteScheduler(shift=1.0)
+        self._scheduler.set_timesteps(sigmas=sigmas[:-1].tolist())
+        self._scheduler.set_begin_index(0)
+
+    def step(self, model_output: Tensor, step: int, sample: Tensor) -> Tensor:
+        t = self._scheduler.timesteps[step]
+        result: Tensor = self._scheduler.step(model_output, t, sample, return_dict=False)[0]
+        return result
+
+
+def test_trajectory_on_flux(flux: Setting) -> None:
+    policy = flux.trajectory_policy()
+    assert isinstance(policy.plan, TrajectoryPlan)
+    denoise = flux_denoiser(flux.pipe, flux)
+    expected = run_trajectory(
+        denoise, flux.run.latents[0], sigmas=flux.sigmas, plan=policy.plan
+    ).latents[-1]
+    with attach(flux.pipe, policy), count_calls(flux.pipe.transformer) as calls:
+        assert torch.equal(flux.generate(), expected)
+        assert len(calls) == len(COMPUTED)
+        assert torch.equal(flux.generate(), expected)  # and again
+    assert not torch.equal(flux.run.latents[-1], expected)
+
+
+@pytest.mark.parametrize("reuse", ["residual", "velocity"])
+@pytest.mark.parametrize("scale", [1.0, 0.4, 0.0])
+@pytest.mark.parametrize("rectified", [True, False])
+def test_paper_on_flux(flux: Setting, reuse: str, scale: float, rectified: bool) -> None:
+    policy = flux.paper_policy(reuse=reuse, scale=scale, rectified=rectified)
+    assert isinstance(policy.plan, PaperPlan)
+    denoise, noise = flux_denoiser(flux.pipe, flux), flux.run.latents[0]
+    expected = run_paper(denoise, noise, plan=policy.plan, solver=Stock).latents[-1]
+    with attach(flux.pipe, policy), count_calls(flux.pipe.transformer) as calls:
+        result = flux.generate()
+    assert torch.equal(result, expected)
+    assert len(calls) == len(COMPUTED)
+    # The Euler of core keeps its intervals in float64, the scheduler in float32.
+    euler = run_paper(denoise, noise, plan=policy.plan).latents[-1]
+    torch.testing.assert_close(result, euler, rtol=0, atol=1e-4 * float(euler.abs().max()))
+
+
+def test_trajectory_replays_recorded_outputs(setting: Setting) -> None:
+    """Whatever the scheduler and the guidance: the plan's sums of the outputs the scheduler saw."""
+    policy = setting.trajectory_policy()
+    assert isinstance(policy.plan, TrajectoryPlan)
+    with (
+        attach(setting.pipe, policy),
+        watch_steps(setting.pipe) as seen,
+        count_calls(setting.pipe.transformer) as calls,
+    ):
+        result = setting.generate()
+    outputs = iter(v for k, v in enumerate(seen.outputs) if k in COMPUTED)
+    expected = run_trajectory(
+        lambda x, sigma: next(outputs), seen.samples[0], sigmas=setting.sigmas, plan=policy.plan
+    )
+    for k, x in enumerate(seen.samples):
+        assert torch.equal(x, expected.latents[k])
+    assert torch.equal(result, expected.latents[-1])
+    branches = 2 if setting.case is CASES["wan"] else 1
+    assert len(calls) == branches * len(COMPUTED)
+
+
+def test_paper_replays_recorded_outputs(setting: Setting) -> None:
+    """On the nominal table the output is substituted and the scheduler's own step is taken."""
+    policy = setting.paper_policy(scale=1.0, rectified=False, reuse="velocity")
+    with attach(setting.pipe, policy), watch_steps(setting.pipe) as seen:
+        result = setting.generate()
+    scheduler = type(setting.pipe.scheduler).from_config(setting.pipe.scheduler.config)
+    scheduler.set_timesteps(STEPS)
+    x, v = seen.samples[0], seen.outputs[0]
+    if setting.case is CASES["flux"]:
+        scheduler.set_timesteps(sigmas=torch.linspace(1, 1 / STEPS, STEPS).tolist())
+    for k, t in enumerate(scheduler.timesteps):
+        v = seen.outputs[k] if k in COMPUTED else v
+        x = scheduler.step(v, t, x, return_dict=False)[0]
+    assert torch.equal(result, x)
+
+
+@pytest.mark.parametrize("setting", ["flux", "cogvideox", "sd3"], indirect=True)
+def test_all_steps_computed_with_the_nominal_update_is_the_untouched_run(setting: Setting) -> None:
+    plan = TrajectoryPlan(tuple(range(STEPS)), setting.nominal[:, 0], setting.nominal[:, 1:])
+    with attach(setting.pipe, setting.policy(plan)):
+        result = setting.generate()
+    # Not equal to the bit: ``add(v, alpha=a)`` rounds once, the schedulers' product and sum twice.
+    torch.testing.assert_close(result, setting.run.latents[-1], rtol=0, atol=1e-4)
+
+
+def test_half_precision_is_summed_in_single(flux: Setting) -> None:
+    pipe = CASES["flux"].build().to(torch.bfloat16)
+    policy = flux.trajectory_policy()
+    assert isinstance(policy.plan, TrajectoryPlan)
+    with pytest.warns(UserWarning, match="dtype is 'bfloat16', was 'float32'"):
+        handle = attach(pipe, policy)
+    with handle, watch_steps(pipe) as seen:
+        result = generate(pipe, flux.case)
+    rows = torch.cat([policy.plan.latent[:, None], policy.plan.outputs], dim=1).tolist()
+    past: list[Tensor] = []
+    for k, (x, v) in enumerate(zip(seen.samples, seen.outputs, strict=True)):
+        past = [v, *past][:3] if k in COMPUTED else past
+        expected = combine(x.float(), [v.float() for v in past], rows[k]).bfloat16()
+        assert torch.equal(seen.results[k][0], expected)
+    assert result.dtype == torch.bfloat16

@@ -1,0 +1,137 @@
+"""The bundled models as a user meets them: loaded by name, offline, on a CPU."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ertacache.models import MODELS, UnknownModelError, load_pipeline, load_prompts
+
+NAMES = sorted(MODELS)
+FEW_STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise AssertionError("a bundled model must not use the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def loaded(request):
+    return MODELS[request.param], load_pipeline(request.param)
+
+
+def run(model, pipe, *, seed=0, **changes):
+    prompt = load_prompts(model.name, "heldout")[0]
+    arguments = model.call_arguments | {"num_inference_steps": FEW_STEPS, "output_type": "pt"}
+    generator = torch.Generator().manual_seed(seed)
+    return pipe(prompt, generator=generator, **(arguments | changes))[0]
+
+
+def test_row_names_the_class_and_the_steps_it_loads(loaded):
+    model, pipe = loaded
+    assert type(pipe).__name__ == model.pipeline
+    assert {p.dtype for p in pipe.transformer.parameters()} == {torch.float32}
+    assert model.call_arguments["num_inference_steps"] == model.num_inference_steps
+
+
+def test_same_seed_same_output_and_another_seed_another(loaded):
+    first, again, other = run(*loaded), run(*loaded), run(*loaded, seed=1)
+    assert torch.isfinite(first).all()
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_output_has_the_size_of_the_row(loaded):
+    model, _ = loaded
+    assert tuple(run(*loaded).shape[-2:]) == model.size
+
+
+def test_prompt_decides_the_background(loaded):
+    """After a third of the usual steps the corners already have the named colour."""
+    model, pipe = loaded
+    arguments = model.call_arguments | {"num_inference_steps": 10, "output_type": "pt"}
+    prompts = [f"a small star on a {colour} background at the center" for colour in ("red", "blue")]
+    generators = [torch.Generator().manual_seed(0) for _ in prompts]
+    red, blue = pipe(prompts, generator=generators, **arguments)[0][..., :3, :6, :6].mean((-1, -2))
+    assert red.argmax() == 0
+    assert blue.argmax() == 2
+
+
+def test_another_process_draws_the_same(loaded):
+    model, pipe = loaded
+    code = (
+        "import torch; from ertacache.models import *;"
+        f"m = MODELS[{model.name!r}]; p = load_pipeline(m.name);"
+        f"a = m.call_arguments | dict(num_inference_steps={FEW_STEPS}, output_type='pt');"
+        "g = torch.Generator().manual_seed(0);"
+        "x = p(load_prompts(m.name, 'heldout')[0], generator=g, **a)[0];"
+        "print(x.double().sum().item().hex())"
+    )
+    env = os.environ | {"PYTHONHASHSEED": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == run(model, pipe).double().sum().item().hex()
+
+
+def test_bfloat16_is_near_float32(loaded):
+    model, pipe = loaded
+    half = run(model, load_pipeline(model.name, torch.bfloat16)).float()
+    assert torch.isfinite(half).all()
+    assert (half - run(model, pipe)).abs().mean() < 0.02
+
+
+def test_diffusers_loads_the_folder_by_itself(loaded):
+    from diffusers import DiffusionPipeline
+
+    model, pipe = loaded
+    stock = DiffusionPipeline.from_pretrained(model.folder)
+    stock.set_progress_bar_config(disable=True)
+    assert torch.equal(run(model, stock), run(model, pipe))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_folder_is_small_and_holds_no_pickle(name):
+    files = [path for path in MODELS[name].folder.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 15_000_000
+    assert {path.suffix for path in files} <= {".json", ".safetensors", ".txt"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prompts_are_distinct_and_disjoint(name):
+    calibration, heldout = load_prompts(name, "calibration"), load_prompts(name, "heldout")
+    assert len(set(calibration)) == 64
+    assert len(set(heldout)) == 128
+    assert not set(calibration) & set(heldout)
+
+
+def test_unknown_names_say_what_is_known(tmp_path):
+    for name in ("emoji-nothing", str(tmp_path), "a/b/c"):
+        with pytest.raises(UnknownModelError, match="emoji-flux"):
+            load_pipeline(name)
+    with pytest.raises(UnknownModelError, match="emoji-flux"):
+        load_prompts("emoji-nothing", "heldout")
+    with pytest.raises(ValueError, match="calibration"):
+        load_prompts("emoji-flux", "train")
+
+
+def test_a_folder_loads_like_its_name(tmp_path):
+    folder = tmp_path / "copy"
+    folder.symlink_to(MODELS["emoji-flux"].folder, target_is_directory=True)
+    assert type(load_pipeline(Path(folder))).__name__ == "FluxPipeline"
+
+
+def test_importing_the_table_loads_no_torch():
+    code = "import sys, ertacache.models; print('torch' in sys.modules, 'diffusers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

@@ -1,0 +1,1 @@
+"""How the bundled models are made: data, autoencoders, transformers, assembly, evaluation."""

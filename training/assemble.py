@@ -1,0 +1,74 @@
+"""Put a trained model together as a diffusers folder inside the package, with its prompt files.
+
+    python -m training.assemble emoji-flux --checkpoints checkpoints
+
+Weights are stored in half precision; the configurations name float32, so that loading without a
+dtype gives float32 throughout. Trains nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKL, DiffusionPipeline
+
+from training.autoencoders import finish
+from training.data import caption, scenes, spread
+from training.flux import FluxParts
+from training.loop import load_ema
+
+__all__ = ["BUILDERS", "assemble", "write_prompts"]
+
+PACKAGE = Path(__file__).parent.parent / "src" / "ertacache" / "models"
+
+
+def _flux(checkpoints: Path) -> DiffusionPipeline:
+    parts = FluxParts()
+    load_ema(parts.modules, checkpoints / "emoji-flux")
+    finish("flux", checkpoints / "vae-flux")
+    return parts.pipeline(AutoencoderKL.from_pretrained(checkpoints / "vae-flux" / "final"))
+
+
+BUILDERS: dict[str, Callable[[Path], DiffusionPipeline]] = {"emoji-flux": _flux}
+
+
+def assemble(name: str, checkpoints: Path) -> int:
+    """Write the folder of a model; return its size in bytes."""
+    folder = PACKAGE / "weights" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    pipe = BUILDERS[name](checkpoints)
+    pipe.to(torch.float16).save_pretrained(folder, safe_serialization=True)
+    for path in folder.glob("*/config.json"):
+        config = json.loads(path.read_text())
+        if "dtype" in config:
+            path.write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n")
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def write_prompts(name: str, *, video: bool) -> None:
+    """One calibration prompt per subject, two held-out ones."""
+    folder = PACKAGE / "prompts"
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, pool, count in (("calibration", "train", 64), ("heldout", "test", 128)):
+        chosen = spread(scenes(pool, video=video), count, seed=0)
+        text = "".join(caption(scene) + "\n" for scene in chosen)
+        (folder / f"{name}-{split}.txt").write_text(text)
+
+
+def main() -> None:
+    """Assemble one model."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", choices=sorted(BUILDERS))
+    parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
+    args = parser.parse_args()
+    write_prompts(args.name, video=False)
+    print(f"{args.name}: {assemble(args.name, args.checkpoints) / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Does a bundled model show what its prompt says, and where does its time go?
+
+    python -m training.evaluate emoji-flux --checkpoints checkpoints
+
+Generates 200 held-out prompts with the model as it is shipped and lets the classifier of
+`training.classifier` judge them. Then times single runs with two threads: the transformer's share
+is the median over runs of time inside the transformer over time of the whole call. Writes
+`results/models.json` and `docs/images/NAME.png`; the last line of stdout is the row as one JSON
+document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ertacache.models import MODELS, Model, load_pipeline
+from training.classifier import accuracy, load_classifier
+from training.data import Scene, caption, render, scenes, spread
+from training.pictures import save_sheet
+
+__all__ = ["generate", "transformer_share"]
+
+ROOT = Path(__file__).parent.parent
+_PROMPTS = 200
+_SHEET = 32
+
+
+def generate(pipe: Any, model: Model, prompts: Sequence[str], *, batch: int = 20) -> Tensor:
+    """One image per prompt, seeded by its number; pixels in [-1, 1]."""
+    images = []
+    for start in range(0, len(prompts), batch):
+        chunk = list(prompts[start : start + batch])
+        seeds = range(start, start + len(chunk))
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        out = pipe(chunk, generator=generators, output_type="pt", **model.call_arguments)
+        images.append(out.images.float() * 2 - 1)
+        print(f"{start + len(chunk)} of {len(prompts)}", flush=True)
+    return torch.cat(images)
+
+
+def transformer_share(
+    pipe: Any, model: Model, prompt: str, *, runs: int = 5
+) -> tuple[float, float]:
+    """The median share of the transformer, and the median seconds of a run."""
+    spent, began = [0.0], [0.0]
+
+    def before(*_: object) -> None:
+        began[0] = time.perf_counter()
+
+    def after(*_: object) -> None:
+        spent[0] += time.perf_counter() - began[0]
+
+    hooks = (
+        pipe.transformer.register_forward_pre_hook(before),
+        pipe.transformer.register_forward_hook(after),
+    )
+    shares, totals = [], []
+    for run in range(runs + 1):
+        spent[0], start = 0.0, time.perf_counter()
+        pipe(prompt, generator=torch.Generator().manual_seed(run), **model.call_arguments)
+        totals.append(time.perf_counter() - start)
+        shares.append(spent[0] / totals[-1])
+    for hook in hooks:
+        hook.remove()
+    return statistics.median(shares[1:]), statistics.median(totals[1:])  # the first run warms up
+
+
+def _evaluate(model: Model, checkpoints: Path, shown: Sequence[Scene]) -> dict[str, Any]:
+    pipe, classifier = load_pipeline(model.name), load_classifier(checkpoints)
+    prompts = [caption(scene) for scene in shown]
+    share, seconds = transformer_share(pipe, model, prompts[0])
+    images = generate(pipe, model, prompts)
+    sheet = ROOT / "docs" / "images" / f"{model.name}.png"
+    sheet.parent.mkdir(parents=True, exist_ok=True)
+    save_sheet(images[:_SHEET], prompts[:_SHEET], sheet, columns=8)
+    seen = accuracy(classifier, images, shown)
+    judge = accuracy(classifier, render(shown, model.size[0], seed=-8), shown)
+    files = [path for path in model.folder.rglob("*") if path.is_file()]
+    return {
+        "prompts": len(prompts),
+        "subject_accuracy": round(seen["subject"], 4),
+        "motion_accuracy": None,
+        "transformer_share": round(share, 4),
+        "weights_bytes": sum(path.stat().st_size for path in files),
+        "background_accuracy": round(seen["background"], 4),
+        "position_accuracy": round(seen["position"], 4),
+        "size_accuracy": round(seen["size"], 4),
+        "classifier_subject_accuracy": round(judge["subject"], 4),
+        "seconds_per_run": round(seconds, 4),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def main() -> None:
+    """Evaluate one model and write its row."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", choices=sorted(MODELS))
+    parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    # Guidance and the length of the training were chosen while looking at other test scenes.
+    tuned = set(spread(scenes("test"), _PROMPTS, seed=0))
+    shown = spread([scene for scene in scenes("test") if scene not in tuned], _PROMPTS, seed=1)
+    row = _evaluate(MODELS[args.name], args.checkpoints, shown)
+    path = ROOT / "results" / "models.json"
+    path.parent.mkdir(exist_ok=True)
+    rows = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(rows | {args.name: row}, indent=2) + "\n")
+    print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()
