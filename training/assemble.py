@@ -45,8 +45,10 @@ def assemble(name: str, checkpoints: Path) -> int:
     pipe.to(torch.float16).save_pretrained(folder, safe_serialization=True)
     for path in folder.glob("*/config.json"):
         config = json.loads(path.read_text())
+        config.pop("_name_or_path", None)  # where it was loaded from is nobody's business
         if "dtype" in config:
-            path.write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n")
+            config["dtype"] = "float32"
+        path.write_text(json.dumps(config, indent=2) + "\n")
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 

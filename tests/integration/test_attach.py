@@ -66,8 +66,9 @@ def test_wrong_table(flux: Setting) -> None:
 
 def test_rounding_of_the_table_is_no_difference(flux: Setting) -> None:
     table = (torch.linspace(1, 1 / STEPS, STEPS) + 1e-6).tolist()
-    with attach(flux.pipe, flux.trajectory_policy()):
+    with attach(flux.pipe, flux.trajectory_policy()) as handle:
         flux.generate(sigmas=table)
+    assert handle.stats.last.reused_steps == STEPS - len(COMPUTED)
 
 
 def test_wrong_scheduler(wan: Setting) -> None:
@@ -105,8 +106,9 @@ def test_other_conditions_are_warned_of_once(flux: Setting) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_the_same_conditions_are_not(setting: Setting) -> None:
-    with attach(setting.pipe, setting.trajectory_policy()):
+    with attach(setting.pipe, setting.trajectory_policy()) as handle:
         setting.generate()
+    assert handle.stats.runs == 1
 
 
 def test_other_batch_and_prompt(setting: Setting) -> None:

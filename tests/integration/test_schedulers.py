@@ -220,3 +220,4 @@ def test_rectified_steps_read_no_number_off_a_tensor(sampling: Sampling) -> None
         sampling.scheduler.step = step
         sampling()
         sampling.scheduler.step = below
+    assert next(count, None) is None  # every step was watched
