@@ -5,12 +5,17 @@ Both judge each picture or video of a batch by itself. Knows no file.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
-__all__ = ["psnr", "ssim"]
+__all__ = ["as_frames", "check_pair", "in_batches", "psnr", "ssim"]
+
+WINDOW = 7  # pixels
+C1, C2 = 0.01**2, 0.03**2  # keep quotients of flat windows finite
+PIXELS_AT_ONCE = 1 << 20  # keeps the memory of a long video bounded
 
 
 def psnr(result: Tensor, reference: Tensor) -> Tensor:
@@ -24,7 +29,7 @@ def psnr(result: Tensor, reference: Tensor) -> Tensor:
         >>> psnr(torch.full((1, 3, 4, 4), 0.5), torch.full((1, 3, 4, 4), 0.6)).round().tolist()
         [20.0]
     """
-    _check(result, reference)
+    check_pair(result, reference)
     error = (result.double() - reference.double()).square().flatten(1).mean(1)
     return -10 * torch.log10(error)
 
@@ -32,25 +37,65 @@ def psnr(result: Tensor, reference: Tensor) -> Tensor:
 def ssim(result: Tensor, reference: Tensor) -> Tensor:
     """Structural similarity of each entry of a batch, the mean over the frames of a video.
 
+    Windows of 7 x 7 pixels with equal weights, sample covariances, the mean over channels: the
+    defaults of scikit-image, and the same values.
+
     Args:
-        result: values from 0 to 1, shape (B, 3, height, width) or (B, frames, 3, height, width).
+        result: values from 0 to 1, shape (B, 3, height, width) or (B, frames, 3, height, width),
+            both sides at least 7 pixels.
         reference: what it should be, of the same shape.
+
+    Example:
+        >>> x = torch.linspace(0, 1, 64).reshape(1, 1, 8, 8).expand(1, 3, 8, 8)
+        >>> round(ssim(0.5 * x, x).item(), 4)
+        0.6418
     """
-    from skimage import metrics
-
-    similarity: Callable[..., float] = metrics.structural_similarity
-    _check(result, reference)
-    frames = [x.double().cpu().reshape(len(x), -1, *x.shape[-3:]) for x in (result, reference)]
+    check_pair(result, reference)
+    height, width = result.shape[-2:]
+    if min(height, width) < WINDOW:
+        raise ValueError(f"SSIM needs pictures of 7 x 7 or more, not {height} x {width}")
+    size = max(1, PIXELS_AT_ONCE // (height * width))
+    pairs = [in_batches(as_frames(x), size) for x in (result, reference)]
     values = [
-        [
-            similarity(a.numpy(), b.numpy(), channel_axis=0, data_range=1.0)
-            for a, b in zip(*pair, strict=True)
-        ]
-        for pair in zip(*frames, strict=True)
+        _similarity(a.double(), b.double()).flatten(1).mean(1) for a, b in zip(*pairs, strict=True)
     ]
-    return torch.tensor(values, dtype=torch.float64).mean(1)
+    return torch.cat(values).reshape(len(result), -1).mean(1).cpu()
 
 
-def _check(result: Tensor, reference: Tensor) -> None:
+def _similarity(x: Tensor, y: Tensor) -> Tensor:
+    """SSIM at every place where a whole window fits (Wang et al. 2004, equation 13)."""
+    mean_x, mean_y, mean_xx, mean_yy, mean_xy = (
+        F.avg_pool2d(z, WINDOW, stride=1) for z in (x, y, x * x, y * y, x * y)
+    )
+    sample = WINDOW**2 / (WINDOW**2 - 1)
+    var_x, var_y = sample * (mean_xx - mean_x**2), sample * (mean_yy - mean_y**2)
+    cov = sample * (mean_xy - mean_x * mean_y)
+    luminance = (2 * mean_x * mean_y + C1) / (mean_x**2 + mean_y**2 + C1)
+    return luminance * (2 * cov + C2) / (var_x + var_y + C2)
+
+
+def check_pair(result: Tensor, reference: Tensor) -> None:
+    """Refuse what cannot be compared entry by entry."""
     if result.shape != reference.shape:
         raise ValueError(f"shapes {tuple(result.shape)} and {tuple(reference.shape)} differ")
+
+
+def as_frames(x: Tensor) -> Tensor:
+    """Pictures or the frames of videos in one row, shape (N, 3, height, width).
+
+    Example:
+        >>> as_frames(torch.zeros(2, 5, 3, 8, 8)).shape
+        torch.Size([10, 3, 8, 8])
+    """
+    if x.ndim not in (4, 5) or x.shape[-3] != 3:
+        raise ValueError(
+            "pictures have the shape (B, 3, height, width) and videos (B, frames, 3, height, "
+            f"width), not {tuple(x.shape)}"
+        )
+    return x.reshape(-1, *x.shape[-3:])
+
+
+def in_batches(x: Tensor, size: int) -> Iterator[Tensor]:
+    """The entries of a batch, at most ``size`` at a time."""
+    for start in range(0, len(x), size):
+        yield x[start : start + size]

@@ -1,0 +1,220 @@
+"""``ertacache metrics``: how far two files or two folders of pictures and videos are apart.
+
+A door only: the metrics, their weights and the reading of files are elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import ertacache
+from ertacache.cli.console import Stages, say, say_table
+from ertacache.cli.group import command_line, one_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ertacache.metrics import Comparison, Score
+    from ertacache.metrics.files import FilePair, Pairing
+
+__all__ = ["EXAMPLES", "metrics"]
+
+EXAMPLES = (
+    "ertacache metrics fast.png full.png",
+    "ertacache metrics fast/ full/ --metric psnr,ssim,lpips-alex,lpips-vgg --json metrics.json",
+    "ertacache metrics fast/ training-pictures/ --metric fid,kid",
+)
+PICTURE_METRICS = "psnr,ssim,lpips-alex"
+VIDEO_METRICS = f"{PICTURE_METRICS},flickering,motion"
+SHOWN = 5  # unmatched files that are named
+
+
+def metrics(
+    context: typer.Context,
+    result: Annotated[Path, typer.Argument(metavar="RESULT", help="What is judged.")],
+    reference: Annotated[Path, typer.Argument(metavar="REFERENCE", help="What it should be.")],
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric",
+            metavar="NAME,NAME,...",
+            help=f"Of psnr, ssim, lpips-alex, lpips-vgg, clip, flickering, motion, fid, kid. "
+            f"Without it {PICTURE_METRICS}, and flickering,motion for videos.",
+        ),
+    ] = None,
+    clip: Annotated[
+        str | None,
+        typer.Option(
+            "--clip", metavar="MODEL", help="Folder of a CLIP model, or its hub id if downloaded."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Also write all values to a .json file."),
+    ] = None,
+) -> None:
+    """Compare two files, or two folders file by file.
+
+    Files of folders are matched by name. A metric without its weights is told as not available.
+    fid and kid compare the folders as sets, whatever the names.
+    """
+    from ertacache.metrics.clip import DEFAULT_CLIP
+    from ertacache.metrics.comparison import SET_METRICS, Comparison, parse_metrics
+    from ertacache.metrics.files import Pairing, pair_files
+
+    _check_json(output)
+    names = None if metric is None else parse_metrics(metric)
+    sets = [name for name in names or () if name in SET_METRICS]
+    if sets:
+        _check_folders(result, reference)
+    only_sets = names is not None and len(sets) == len(names)
+    pairing = Pairing((), ()) if only_sets else pair_files(result, reference)
+    names = parse_metrics(_default_metrics(pairing)) if names is None else names
+    scores: dict[str, Score] = {}
+    with Stages() as stage:
+        stage("load")
+        judged = [name for name in names if name not in SET_METRICS]
+        comparison = Comparison(judged, clip=clip or DEFAULT_CLIP)
+        if judged:
+            _judge(comparison, pairing.pairs, stage)
+            scores |= {score.metric: score for score in comparison.scores()}
+        if sets:
+            scores |= _judge_sets(sets, result, reference, stage)
+    ordered = [scores[name] for name in names]
+    _say(ordered, pairing)
+    if output is not None:
+        record = {"version": ertacache.__version__, "command": command_line(context)}
+        _write(output, record, ordered, pairing=pairing, values=comparison.values)
+
+
+def _check_json(path: Path | None) -> None:
+    if path is None:
+        return
+    if path.suffix.lower() != ".json" or path.is_dir():
+        raise ValueError(f"--json takes the name of a .json file, not {str(path)!r}")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
+
+
+def _check_folders(*paths: Path) -> None:
+    from ertacache.metrics.files import media_files
+
+    for path in paths:
+        if not path.is_dir():
+            raise ValueError(f"fid and kid compare two folders, and {str(path)!r} is none")
+        if not media_files(path):
+            raise ValueError(f"{str(path)!r} has no picture or video")
+
+
+def _default_metrics(pairing: Pairing) -> str:
+    from ertacache.metrics.files import is_video
+
+    videos = any(is_video(pair.result) for pair in pairing.pairs)
+    return VIDEO_METRICS if videos else PICTURE_METRICS
+
+
+def _judge(comparison: Comparison, pairs: Sequence[FilePair], stage: Stages) -> None:
+    from ertacache.metrics.files import read_media
+
+    tell = stage("compare")
+    for done, pair in enumerate(pairs):
+        a, b = read_media(pair.result), read_media(pair.reference)
+        try:
+            comparison.add(a, b)
+        except ValueError as error:
+            raise ValueError(f"{pair.name}: {error}") from error
+        tell(done + 1, len(pairs))
+
+
+def _judge_sets(
+    names: Sequence[str], result: Path, reference: Path, stage: Stages
+) -> dict[str, Score]:
+    from ertacache.metrics.comparison import compare_sets
+    from ertacache.metrics.files import media_files, read_media
+
+    def read(folder: Path) -> Iterator[Tensor]:
+        files = media_files(folder)
+        tell = stage(one_line(folder.name)[:10])
+        for done, path in enumerate(files.values()):
+            yield read_media(path)
+            tell(done + 1, len(files))
+
+    scores = compare_sets(names, read(result), read(reference))
+    return {score.metric: score for score in scores}
+
+
+def _say(scores: Sequence[Score], pairing: Pairing) -> None:
+    columns = ["", "mean", "95 %", "count", "better"]
+    say_table("Against the reference", columns, [_row(score) for score in scores])
+    for score in scores:
+        for note in _notes(score):
+            say(note)
+    if pairing.unmatched:
+        say(_unmatched(pairing))
+
+
+def _row(score: Score) -> list[str]:
+    from ertacache.metrics.comparison import METRICS
+
+    metric = METRICS[score.metric]
+    better = "higher" if metric.higher_is_better else "lower"
+    if score.mean is None:
+        return [score.metric, "not available", "", "", better]
+    spread = ""
+    if score.low is not None and score.high is not None:
+        spread = f"{score.low:.{metric.digits}f} to {score.high:.{metric.digits}f}"
+    unit = f" {metric.unit}" if metric.unit else ""
+    return [score.metric, f"{score.mean:.{metric.digits}f}{unit}", spread, str(score.count), better]
+
+
+def _notes(score: Score) -> Iterator[str]:
+    """What a reader of the row must know besides."""
+    from ertacache.metrics.inception import FEATURES
+
+    if score.reason is not None:
+        yield f"{score.metric} is not available: {one_line(score.reason)}"
+    if score.identical:
+        yield f"{score.identical} of {score.count} are identical and count for 100 dB"
+    if score.metric == "fid" and 0 < score.count < FEATURES:
+        yield f"fid of so few pictures (under {FEATURES}) compares only with sets of the same size"
+
+
+def _unmatched(pairing: Pairing) -> str:
+    """Name the files that were left out, on one line."""
+    paths = pairing.unmatched
+    names = ", ".join(one_line(path) for path in paths[:SHOWN])
+    more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
+    return f"left out, being only on one side: {names}{more}"
+
+
+def _write(
+    path: Path,
+    record: Mapping[str, Any],
+    scores: Sequence[Score],
+    *,
+    pairing: Pairing,
+    values: Mapping[str, Sequence[float | None]],
+) -> None:
+    """Write the scores and the values of every file; an identical file has the PSNR null."""
+    files = [
+        {"name": pair.name} | {name: _finite(column[place]) for name, column in values.items()}
+        for place, pair in enumerate(pairing.pairs)
+    ]
+    content = {
+        **record,
+        "metrics": [asdict(score) for score in scores],
+        "files": files if values else [],
+        "unmatched": [str(path) for path in pairing.unmatched],
+    }
+    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,121 @@
+"""Pictures and videos on disk: reading them as tensors, and pairing two folders by name.
+
+A picture has shape (3, height, width), a video (frames, 3, height, width), values from 0 to 1.
+Knows no metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["FilePair", "Pairing", "is_video", "media_files", "pair_files", "read_media"]
+
+PICTURES = {".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
+VIDEOS = {".avi", ".gif", ".mkv", ".mov", ".mp4", ".webm"}
+EIGHT_BIT = {"1", "CMYK", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "YCbCr"}
+
+
+@dataclass(frozen=True)
+class FilePair:
+    """Two files of the same name.
+
+    Attributes:
+        name: what both are called, seen from their folders.
+        result: the file that is judged.
+        reference: what it should be.
+    """
+
+    name: str
+    result: Path
+    reference: Path
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """What two folders, or two files, have in common.
+
+    Attributes:
+        pairs: files that are in both, by name.
+        unmatched: paths of pictures and videos that are only in one of them.
+    """
+
+    pairs: tuple[FilePair, ...]
+    unmatched: tuple[Path, ...]
+
+
+def pair_files(result: Path, reference: Path) -> Pairing:
+    """Pair two files, or the pictures and videos of the same name in two folders."""
+    for path in (result, reference):
+        if not path.exists():
+            raise ValueError(f"{str(path)!r} does not exist")
+    if result.is_dir() != reference.is_dir():
+        raise ValueError(f"{str(result)!r} and {str(reference)!r}: give two files or two folders")
+    if not result.is_dir():
+        return Pairing((FilePair(result.name, result, reference),), ())
+    a, b = (media_files(folder) for folder in (result, reference))
+    pairs = tuple(FilePair(name, a[name], b[name]) for name in a if name in b)
+    if not pairs:
+        raise ValueError(
+            f"{str(result)!r} and {str(reference)!r} have no picture or video of the same name"
+        )
+    unmatched = [a[name] for name in a if name not in b] + [b[name] for name in b if name not in a]
+    return Pairing(pairs, tuple(unmatched))
+
+
+def media_files(folder: Path) -> dict[str, Path]:
+    """The pictures and videos below a folder, by their names seen from it, in order."""
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in PICTURES | VIDEOS)
+    return {path.relative_to(folder).as_posix(): path for path in sorted(found) if path.is_file()}
+
+
+def is_video(path: Path) -> bool:
+    """Whether a file is read as a video, by its name."""
+    return path.suffix.lower() in VIDEOS
+
+
+def read_media(path: Path) -> Tensor:
+    """Read a picture or a video, float32."""
+    suffix = path.suffix.lower()
+    if suffix not in PICTURES | VIDEOS:
+        raise ValueError(f"{str(path)!r} is neither a picture nor a video that is read here")
+    try:
+        if suffix == ".gif":
+            return torch.stack(list(_pillow_frames(path)))
+        return _video_frames(path) if is_video(path) else next(_pillow_frames(path))
+    except (OSError, SyntaxError, RuntimeError, IndexError) as cause:
+        if isinstance(cause, FileNotFoundError):
+            raise
+        raise ValueError(f"{str(path)!r} cannot be read: {cause}") from cause
+
+
+def _pillow_frames(path: Path) -> Iterator[Tensor]:
+    from PIL import Image, ImageSequence
+
+    with Image.open(path) as file:
+        for picture in ImageSequence.Iterator(file):
+            if picture.mode not in EIGHT_BIT:
+                raise ValueError(f"{str(path)!r} has pixels of {picture.mode}, not of 8 bits")
+            pixels = picture.convert("RGB")
+            levels = torch.frombuffer(bytearray(pixels.tobytes()), dtype=torch.uint8)
+            yield _scaled(levels.reshape(pixels.height, pixels.width, 3))
+
+
+def _video_frames(path: Path) -> Tensor:
+    if find_spec("imageio_ffmpeg") is None or find_spec("imageio") is None:
+        raise ValueError("to read videos, install two packages: pip install imageio imageio-ffmpeg")
+    from imageio import v3
+
+    levels: Any = v3.imread(path, plugin="FFMPEG")
+    return _scaled(torch.as_tensor(levels))
+
+
+def _scaled(levels: Tensor) -> Tensor:
+    """Levels (..., height, width, 3) as values (..., 3, height, width)."""
+    return levels.movedim(-1, -3).float() / 255
