@@ -1,0 +1,126 @@
+"""DBCache, alone and with TaylorSeer's forecast, run from cache-dit.
+
+The first block is always computed; when its residual has changed by less than a threshold, that of
+the others is reused, or extrapolated. cache-dit replaces a method of the pipeline's class while it
+is enabled, so that only one pipeline of a class may use it at a time. Needs the extra ``bench``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ertacache.baselines.builtin import attach_cache, block_modules
+from ertacache.baselines.compat import one_network, tensors_within, why_no_blocks
+from ertacache.baselines.interface import Handle, Knob, Runs, require
+from ertacache.integration.compat import Pipeline
+
+__all__ = ["DBCache"]
+
+
+@dataclass(frozen=True)
+class DBCache:
+    """cache-dit's DBCache with one block computed first and none last.
+
+    Attributes:
+        name: its row in the tables.
+        max_warmup_steps: first steps, computed in full.
+        order: of TaylorSeer's expansion; 0 reuses residuals as they are.
+    """
+
+    name: str = "DBCache"
+    max_warmup_steps: int = 4
+    order: int = 0
+
+    def applies(self, pipe: Pipeline) -> str | None:
+        """It needs cache-dit, and that cache-dit knows the pipeline."""
+        if importlib.util.find_spec("cache_dit") is None:
+            return "cache-dit is not installed: pip install 'ertacache[bench]'"
+        from cache_dit import BlockAdapterRegister  # type: ignore[import-untyped, unused-ignore]
+
+        if not BlockAdapterRegister.is_supported(pipe):
+            return f"cache-dit has no adapter for {type(pipe).__name__}"
+        return why_no_blocks(pipe)
+
+    def knob(self, pipe: Pipeline, *, num_inference_steps: int) -> Knob:
+        """The threshold of the first residual's relative change."""
+        return Knob("threshold", 1e-4, 100.0, saves=True)
+
+    def calibrate(self, pipe: Pipeline, runs: Runs) -> DBCache:
+        """There is nothing to learn."""
+        return self
+
+    def config(self, threshold: float, num_inference_steps: int) -> dict[str, Any]:
+        """The arguments for cache-dit's own call."""
+        from cache_dit import DBCacheConfig, TaylorSeerCalibratorConfig
+
+        cache = DBCacheConfig(
+            Fn_compute_blocks=1,
+            Bn_compute_blocks=0,
+            max_warmup_steps=self.max_warmup_steps,
+            residual_diff_threshold=threshold,
+            num_inference_steps=num_inference_steps,
+        )
+        if self.order == 0:
+            return {"cache_config": cache}
+        forecast = TaylorSeerCalibratorConfig(taylorseer_order=self.order)
+        return {"cache_config": cache, "calibrator_config": forecast}
+
+    def attach(self, pipe: Pipeline, knob: float, *, num_inference_steps: int) -> Handle:
+        """Reuse under the threshold ``knob``."""
+        require(self.applies(pipe))
+        threshold = self.knob(pipe, num_inference_steps=num_inference_steps).check(knob)
+        return attach_cache(
+            pipe,
+            _enabled(pipe, self.config(threshold, num_inference_steps)),
+            name=self.name,
+            num_inference_steps=num_inference_steps,
+            units=block_modules(pipe),
+            unit="blocks",
+            held=lambda: tensors_within(vars(pipe).get("_context_manager")),
+        )
+
+
+@contextmanager
+def _enabled(pipe: Pipeline, config: dict[str, Any]) -> Iterator[None]:
+    """Enable cache-dit for a while; what it leaves on the modules is taken away."""
+    import cache_dit
+
+    if getattr(type(pipe), "_is_cached", False):
+        raise RuntimeError(
+            f"cache-dit is already enabled on a {type(pipe).__name__}: it changes the class, "
+            "so that one pipeline at a time can have it; detach the first handle"
+        )
+    network = one_network(pipe)
+    owners: list[nn.Module] = [network, *network.children()]
+    before = [set(vars(owner)) for owner in owners]
+    with _quiet():
+        cache_dit.enable_cache(pipe, **config)
+    try:
+        yield
+    finally:
+        with _quiet():
+            cache_dit.disable_cache(pipe)
+        for owner, names in zip(owners, before, strict=True):
+            for name in set(vars(owner)) - names:
+                del vars(owner)[name]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep cache-dit from telling what it does, line by line."""
+    handlers = logging.getLogger("CACHE_DIT").handlers
+    levels = [handler.level for handler in handlers]
+    for handler in handlers:
+        handler.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for handler, level in zip(handlers, levels, strict=True):
+            handler.setLevel(level)

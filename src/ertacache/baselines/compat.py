@@ -1,0 +1,202 @@
+"""Every touch of a name that diffusers' block metadata and caches do not promise to keep.
+
+Knows where a network's blocks are and which of their arguments and results are streams; knows no
+method.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from diffusers.hooks._common import _ALL_TRANSFORMER_BLOCK_IDENTIFIERS, _ATTENTION_CLASSES
+from diffusers.hooks._helpers import TransformerBlockRegistry
+from diffusers.models.cache_utils import CacheMixin
+from torch import Tensor, nn
+
+from ertacache.integration.compat import Pipeline, unwrap
+from ertacache.integration.fingerprints import find_denoisers
+
+__all__ = [
+    "Block",
+    "Streams",
+    "cached_tensors",
+    "find_attention",
+    "find_blocks",
+    "has_cache",
+    "hooked",
+    "one_network",
+    "remember_hooks",
+    "reset_caches",
+    "tensors_within",
+    "why_no_blocks",
+    "why_not_one_network",
+]
+
+Streams = tuple[Tensor, Tensor | None]
+"""What runs through the stack: hidden states, and the text's where a block returns them too."""
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A transformer block, its arguments by name, and the places of its streams."""
+
+    module: nn.Module
+    signature: inspect.Signature
+    hidden_name: str
+    encoder_name: str
+    hidden_index: int
+    encoder_index: int | None
+
+    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the block was called with, by name."""
+        return dict(self.signature.bind(self.module, *args, **kwargs).arguments)
+
+    def inputs(self, arguments: Mapping[str, Any]) -> Streams:
+        """Return the streams that enter."""
+        encoder = None if self.encoder_index is None else arguments.get(self.encoder_name)
+        return arguments[self.hidden_name], encoder
+
+    def outputs(self, output: Any) -> Streams:
+        """Return the streams that leave."""
+        if isinstance(output, Tensor):
+            return output, None
+        encoder = None if self.encoder_index is None else output[self.encoder_index]
+        return output[self.hidden_index], encoder
+
+    def result(self, streams: Streams) -> Any:
+        """Return the streams in the form in which the block itself returns them."""
+        if self.encoder_index is None:
+            return streams[0]
+        places = {self.hidden_index: streams[0], self.encoder_index: streams[1]}
+        return tuple(places[k] for k in sorted(places))
+
+
+def find_blocks(network: nn.Module) -> list[Block]:
+    """Return the blocks of a network in the order in which it calls them; none if unknown."""
+    blocks: list[Block] = []
+    for name, children in unwrap(network).named_children():
+        if name in _ALL_TRANSFORMER_BLOCK_IDENTIFIERS and isinstance(children, nn.ModuleList):
+            for module in children:
+                try:
+                    data: Any = TransformerBlockRegistry.get(type(unwrap(module)))
+                except ValueError:
+                    return []
+                blocks.append(_block(module, data))
+    return blocks
+
+
+def _block(module: nn.Module, data: Any) -> Block:
+    return Block(
+        module,
+        inspect.signature(type(unwrap(module)).forward),
+        data.hidden_states_argument_name,
+        data.encoder_hidden_states_argument_name,
+        data.return_hidden_states_index or 0,
+        data.return_encoder_hidden_states_index,
+    )
+
+
+def find_attention(network: nn.Module) -> list[nn.Module]:
+    """Return the attention layers of a network."""
+    return [module for module in network.modules() if isinstance(module, _ATTENTION_CLASSES)]
+
+
+def one_network(pipe: Pipeline) -> nn.Module:
+    """Return the network of a pipeline that has one."""
+    return next(iter(find_denoisers(pipe).values()))
+
+
+def why_not_one_network(pipe: Pipeline) -> str | None:
+    """Say that a pipeline changes networks in the middle of a run, if it does."""
+    names = list(find_denoisers(pipe))
+    if len(names) == 1:
+        return None
+    return f"the pipeline has several networks ({', '.join(names)}): one run, two caches"
+
+
+def why_no_blocks(pipe: Pipeline) -> str | None:
+    """Say why the blocks of a pipeline's network cannot be cached, if they cannot."""
+    several = why_not_one_network(pipe)
+    if several is not None:
+        return several
+    network = one_network(pipe)
+    if len(find_blocks(network)) < 2:
+        return f"diffusers has no metadata for two or more blocks of {type(network).__name__}"
+    return None
+
+
+def has_cache(network: nn.Module) -> bool:
+    """Tell whether diffusers' own caches can be enabled on a network."""
+    return isinstance(network, CacheMixin)
+
+
+def hooked(network: nn.Module, name: str) -> list[Any]:
+    """Return the hooks of a name within a network."""
+    registries = [vars(module).get("_diffusers_hook") for module in network.modules()]
+    return [
+        registry.hooks[name]
+        for registry in registries
+        if registry is not None and name in registry.hooks
+    ]
+
+
+def reset_caches(network: Any) -> None:
+    """Give diffusers' caches within a network fresh states."""
+    network._reset_stateful_cache()
+
+
+def cached_tensors(network: nn.Module) -> Iterator[Tensor]:
+    """Yield what the hooks of diffusers' caches keep within a network."""
+    for module in network.modules():
+        registry: Any = vars(module).get("_diffusers_hook")
+        for hook in [] if registry is None else registry.hooks.values():
+            if type(hook).__module__.startswith("diffusers.hooks"):
+                states = [vars(hook).get(name) for name in ("state", "state_manager")]
+                yield from tensors_within(states)
+
+
+def tensors_within(kept: Any, *, depth: int = 6) -> Iterator[Tensor]:
+    """Yield the tensors of nested containers and plain objects; networks are not looked into.
+
+    Example:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> list(tensors_within({"a": [SimpleNamespace(x=torch.ones(1))]}))
+        [tensor([1.])]
+    """
+    if isinstance(kept, Tensor):
+        yield kept
+    elif depth > 0 and not isinstance(kept, nn.Module | str | type):
+        parts: Any = ()
+        if isinstance(kept, Mapping):
+            parts = kept.values()
+        elif isinstance(kept, list | tuple | set):
+            parts = kept
+        elif hasattr(kept, "__dict__") and not callable(kept):
+            parts = vars(kept).values()
+        for part in parts:
+            yield from tensors_within(part, depth=depth - 1)
+
+
+def remember_hooks(network: nn.Module) -> Callable[[], None]:
+    """Note which modules have registries and forwards of their own; return what restores that."""
+    names = ("_diffusers_hook", "forward")
+    before = {id(module): {n for n in names if n in vars(module)} for module in network.modules()}
+    order = list(network._modules.items())
+
+    def restore() -> None:
+        # cache-dit takes blocks out and puts them back at the end: then the order of blocks lies.
+        network._modules.clear()
+        network._modules.update(order)
+        for module in network.modules():
+            for name in names:
+                if name not in before.get(id(module), ()):
+                    vars(module).pop(name, None)
+        registry: Any = vars(network).get("_diffusers_hook")
+        if registry is not None:
+            registry.invalidate_child_registries_cache()
+
+    return restore

@@ -1,0 +1,113 @@
+"""TaylorSeer (Liu et al. 2025), run from diffusers in its lite form.
+
+After a warm-up every N-th step is computed; on the others no block is run, and the network's last
+layer is predicted by a Taylor expansion over the computed steps. The default identifiers hook
+nothing in Wan and CogVideoX; lite mode hooks, and a run that reuses nothing raises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from diffusers import TaylorSeerCacheConfig
+
+from ertacache.baselines.builtin import attach_cache, block_modules, enabled, why_no_block_cache
+from ertacache.baselines.interface import Handle, Knob, Runs, require
+from ertacache.integration.compat import Pipeline
+
+__all__ = ["TaylorSeer", "choose_interval", "computed_steps"]
+
+_WARM_UP = 3  # diffusers' default
+
+
+@dataclass(frozen=True)
+class TaylorSeer:
+    """TaylorSeer.
+
+    Attributes:
+        name: its row in the tables.
+        max_order: of the expansion; 2 is better than diffusers' default 1 where it was tried.
+    """
+
+    name: str = "TaylorSeer"
+    max_order: int = 2
+
+    def applies(self, pipe: Pipeline) -> str | None:
+        """It needs the blocks of a network on which diffusers offers caches."""
+        return why_no_block_cache(pipe)
+
+    def knob(self, pipe: Pipeline, *, num_inference_steps: int) -> Knob:
+        """The number of computed steps; the interval follows."""
+        low = len(computed_steps(num_inference_steps, num_inference_steps, num_inference_steps))
+        return Knob("computed steps", low, num_inference_steps, saves=False, integer=True)
+
+    def calibrate(self, pipe: Pipeline, runs: Runs) -> TaylorSeer:
+        """There is nothing to learn."""
+        return self
+
+    def config(self, num_steps: int, budget: int) -> TaylorSeerCacheConfig:
+        """The configuration for diffusers' own call."""
+        interval, cool_down = choose_interval(num_steps, budget)
+        return TaylorSeerCacheConfig(  # type: ignore[no-untyped-call]
+            cache_interval=interval,
+            disable_cache_before_step=_WARM_UP,
+            disable_cache_after_step=cool_down,
+            max_order=self.max_order,
+            taylor_factors_dtype=torch.float32,  # rounding is not what is compared
+            use_lite_mode=True,
+        )
+
+    def attach(self, pipe: Pipeline, knob: float, *, num_inference_steps: int) -> Handle:
+        """Compute at most ``knob`` steps."""
+        require(self.applies(pipe))
+        budget = self.knob(pipe, num_inference_steps=num_inference_steps).check(knob)
+        return attach_cache(
+            pipe,
+            enabled(pipe, self.config(num_inference_steps, int(budget))),
+            name=self.name,
+            num_inference_steps=num_inference_steps,
+            hook="taylorseer_cache",
+            units=block_modules(pipe),
+            unit="blocks",
+            must_reuse=budget < num_inference_steps,
+        )
+
+
+def computed_steps(num_steps: int, interval: int, cool_down: int) -> tuple[int, ...]:
+    """The steps that diffusers computes: three first, every N-th from the second behind, the rest.
+
+    Example:
+        >>> computed_steps(10, interval=3, cool_down=10)
+        (0, 1, 2, 4, 7)
+        >>> computed_steps(10, interval=3, cool_down=8)
+        (0, 1, 2, 4, 7, 8, 9)
+    """
+    return tuple(
+        k
+        for k in range(num_steps)
+        if k < _WARM_UP or k >= cool_down or (k - _WARM_UP - 1) % interval == 0
+    )
+
+
+def choose_interval(num_steps: int, budget: int) -> tuple[int, int]:
+    """The smallest interval within a budget of computed steps; what is left goes to the end.
+
+    Spent at the end the rest helps far more than at the start: on ``emoji-flux``, 15 of 30 steps,
+    57 dB against 53.
+
+    Example:
+        >>> choose_interval(30, 10), choose_interval(30, 15)
+        ((4, 30), (3, 25))
+        >>> len(computed_steps(30, 4, 30)), len(computed_steps(30, 3, 25))
+        (10, 15)
+    """
+    for interval in range(1, num_steps + 1):
+        fitting = [
+            cool_down
+            for cool_down in range(_WARM_UP, num_steps + 1)
+            if len(computed_steps(num_steps, interval, cool_down)) <= budget
+        ]
+        if fitting:
+            return interval, min(fitting)
+    raise ValueError(f"no interval computes at most {budget} of {num_steps} steps")

@@ -1,0 +1,136 @@
+"""All rivals alike: the registry, attach and detach, refusals, runs that break off."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from ertacache.baselines import BASELINES, Baseline, Knob, NotApplicableError
+from tests.baselines.rivals import STEPS, Subject, attributes
+from tests.integration.tiny import CASES
+
+NOT_APPLICABLE = {("flux", "T-GATE"), ("cogvideox", "T-GATE")}
+NAMES = list(BASELINES)
+
+
+def bold(rival: Baseline, subject: Subject) -> tuple[Knob, float]:
+    """A value with which every rival reuses something in eight steps."""
+    knob = rival.knob(subject.pipe, num_inference_steps=STEPS)
+    middle = {"computed share of blocks": 0.5, "reused blocks": 2, "timestep": 950.0}
+    value = middle.get(knob.name, knob.high if knob.saves else knob.low)
+    return knob, value
+
+
+_READY: dict[tuple[str, str], Baseline] = {}
+
+
+def ready(name: str, subject: Subject) -> Baseline:
+    rival = BASELINES[name]
+    if rival.applies(subject.pipe) is not None:
+        pytest.skip("not applicable")
+    key = (name, subject.name)
+    if key not in _READY:
+        _READY[key] = rival.calibrate(subject.pipe, subject.runs)
+    return _READY[key]
+
+
+def test_names() -> None:
+    assert list(BASELINES) == [
+        "fewer steps",
+        "uniform",
+        "TeaCache",
+        "ertacache-paper (features)",
+        "Delta-DiT",
+        "ProfilingDiT",
+        "T-GATE",
+        "PAB",
+        "FasterCache",
+        "FirstBlockCache",
+        "MagCache",
+        "TaylorSeer",
+        "SeaCache",
+        "DBCache",
+        "DBCache + TaylorSeer",
+    ]
+    assert all(name == rival.name for name, rival in BASELINES.items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_where_they_apply(name: str, subject: Subject) -> None:
+    reason = BASELINES[name].applies(subject.pipe)
+    assert (reason is not None) == ((subject.name, name) in NOT_APPLICABLE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_detach_leaves_nothing(name: str, subject: Subject) -> None:
+    rival = ready(name, subject)
+    before = attributes(subject.pipe)
+    knob, value = bold(rival, subject)
+    with rival.attach(subject.pipe, value, num_inference_steps=STEPS) as handle:
+        first = subject.generate()
+        assert not torch.equal(first, subject.untouched)
+        assert torch.equal(subject.generate(), first)  # the second run is the first one again
+        assert handle.stats.reused > 0
+        assert (handle.stats.cached_bytes == 0) == (name == "fewer steps")
+    assert attributes(subject.pipe) == before
+    assert torch.equal(subject.generate(), subject.untouched)
+    with pytest.raises(ValueError, match=knob.name):
+        rival.attach(subject.pipe, knob.high + 1, num_inference_steps=STEPS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_run_that_breaks_off_harms_nobody(name: str, wan: Subject) -> None:
+    def stop(pipe: Any, step: int, timestep: Any, values: Any) -> Any:
+        if step == 2:
+            raise KeyboardInterrupt
+        return values
+
+    rival = ready(name, wan)
+    _, value = bold(rival, wan)
+    if name == "fewer steps":
+        value = 4
+    with rival.attach(wan.pipe, value, num_inference_steps=STEPS):
+        expected = wan.generate()
+        with pytest.raises(KeyboardInterrupt):
+            wan.generate(callback_on_step_end=stop)
+        assert torch.equal(wan.generate(), expected)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        rival.attach(wan.pipe, value, num_inference_steps=STEPS),
+    ):
+        wan.generate(callback_on_step_end=stop)
+    assert torch.equal(wan.generate(), wan.untouched)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batches_and_another_prompt(name: str, flux: Subject) -> None:
+    """Calibrated and attached once, it serves another prompt, seed and batch."""
+    rival = ready(name, flux)
+    _, value = bold(rival, flux)
+    with rival.attach(flux.pipe, value, num_inference_steps=STEPS):
+        latents = flux.generate(prompt=["a blue square", "a red circle"], seed=3)
+    assert latents.shape[0] == 2
+    assert bool(torch.isfinite(latents).all())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_experts_are_named_or_served(name: str) -> None:
+    pipe = CASES["wan-experts"].build()
+    rival = BASELINES[name]
+    reason = rival.applies(pipe)
+    if name in ("uniform", "fewer steps"):
+        assert reason is None
+        return
+    assert reason is not None
+    assert "several networks" in reason
+    with pytest.raises(NotApplicableError, match="several networks"):
+        rival.attach(pipe, 1, num_inference_steps=STEPS)
+
+
+def test_copies_of_the_scheduler_are_not_attached(flux: Subject) -> None:
+    with BASELINES["uniform"].attach(flux.pipe, 2, num_inference_steps=STEPS) as handle:
+        copy.deepcopy(flux.pipe.scheduler).set_timesteps(3)
+        assert handle.stats.computed == 0

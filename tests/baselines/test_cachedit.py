@@ -1,0 +1,73 @@
+"""DBCache: the same bits as through cache-dit's own call, and nothing left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+
+from ertacache.baselines import BASELINES, Stats
+from ertacache.baselines.cachedit import DBCache
+from ertacache.baselines.compat import find_blocks
+from tests.baselines.rivals import BLOCKS, STEPS, Subject, build, run
+from tests.baselines.toy import ToyPipe
+from tests.integration.tiny import CASES
+
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("cache_dit") is None, reason="needs the extra bench"
+)
+
+
+@installed
+@pytest.mark.parametrize("name", ["DBCache", "DBCache + TaylorSeer"])
+def test_same_bits_as_used_directly(subject: Subject, name: str) -> None:
+    import cache_dit
+
+    rival = BASELINES[name]
+    assert isinstance(rival, DBCache)
+    fresh = build(subject.name)
+    blocks = [block.module for block in find_blocks(subject.network)]
+    for threshold in (0.3, 100.0):
+        cache_dit.enable_cache(fresh, **rival.config(threshold, STEPS))
+        expected = run(fresh, CASES[subject.name])
+        cache_dit.disable_cache(fresh)
+        with rival.attach(subject.pipe, threshold, num_inference_steps=STEPS) as handle:
+            assert torch.equal(subject.generate(), expected)
+    # Four steps of warm-up in full, then the first block alone.
+    computed = (4 * BLOCKS + 4) * subject.branches
+    total = STEPS * BLOCKS * subject.branches
+    assert handle.stats == Stats("blocks", computed, total - computed)
+    assert torch.equal(subject.generate(), subject.untouched)
+    assert [block.module for block in find_blocks(subject.network)] == blocks
+
+
+@installed
+def test_forecast_is_another_result(flux: Subject) -> None:
+    results = []
+    for name in ("DBCache", "DBCache + TaylorSeer"):
+        with BASELINES[name].attach(flux.pipe, 100.0, num_inference_steps=STEPS):
+            results.append(flux.generate())
+    assert not torch.equal(*results)
+
+
+@installed
+def test_one_pipeline_of_a_class_at_a_time(flux: Subject) -> None:
+    other = build("flux")
+    with (
+        DBCache().attach(flux.pipe, 0.3, num_inference_steps=STEPS),
+        pytest.raises(RuntimeError, match="already enabled on a FluxPipeline"),
+    ):
+        DBCache().attach(other, 0.3, num_inference_steps=STEPS)
+    assert torch.equal(run(other, CASES["flux"]), flux.untouched)
+
+
+@installed
+def test_unknown_pipeline_is_named() -> None:
+    assert DBCache().applies(ToyPipe()) == "cache-dit has no adapter for ToyPipe"
+
+
+def test_missing_library_is_named(flux: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    reason = DBCache().applies(flux.pipe)
+    assert reason == "cache-dit is not installed: pip install 'ertacache[bench]'"
