@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import ertacache
 from ertacache.models import MODELS, UnknownModelError, load_pipeline, load_prompts
 
 NAMES = sorted(MODELS)
@@ -60,9 +62,11 @@ def test_prompt_decides_the_background(loaded):
     """After a third of the usual steps the corners already have the named colour."""
     model, pipe = loaded
     arguments = model.call_arguments | {"num_inference_steps": 10, "output_type": "pt"}
-    prompts = [f"a small star on a {colour} background at the center" for colour in ("red", "blue")]
+    end = "at the center" if model.num_frames is None else "spinning"
+    prompts = [f"a small star on a {colour} background {end}" for colour in ("red", "blue")]
     generators = [torch.Generator().manual_seed(0) for _ in prompts]
-    red, blue = pipe(prompts, generator=generators, **arguments)[0][..., :3, :6, :6].mean((-1, -2))
+    corners = pipe(prompts, generator=generators, **arguments)[0][..., :3, :4, :4].mean((-1, -2))
+    red, blue = corners.view(2, -1, 3).mean(1)  # of a video, the mean of all frames
     assert red.argmax() == 0
     assert blue.argmax() == 2
 
@@ -129,6 +133,44 @@ def test_a_folder_loads_like_its_name(tmp_path):
     folder = tmp_path / "copy"
     folder.symlink_to(MODELS["emoji-flux"].folder, target_is_directory=True)
     assert type(load_pipeline(Path(folder))).__name__ == "FluxPipeline"
+
+
+def test_runs_from_a_read_only_installation(tmp_path):
+    """Loading and running write nothing beside the package; modes alone would not stop root."""
+    package = tmp_path / "site" / "ertacache"
+    shutil.copytree(Path(ertacache.__file__).parent, package)
+    for path in [package, *package.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    code = f"""
+import os, sys
+def forbid(event, arguments):
+    writes = event in ("os.mkdir", "os.rename", "os.remove", "os.utime", "os.chmod", "os.truncate")
+    if event == "open":
+        writes = bool(arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+    if writes and str(arguments[0]).startswith({str(tmp_path)!r}):
+        raise PermissionError(f"{{event}} {{arguments[0]}}")
+sys.addaudithook(forbid)
+import ertacache
+from ertacache.models import MODELS, load_pipeline, load_prompts
+m = MODELS["emoji-flux"]
+p = load_pipeline(m.name)
+p(load_prompts(m.name, "heldout")[0], **(m.call_arguments | dict(num_inference_steps=2)))
+print(ertacache.__file__)
+try:
+    open(os.path.join(os.path.dirname(ertacache.__file__), "x"), "w")
+except PermissionError:
+    print("a write would have been seen")
+"""
+    env = {"PYTHONPATH": str(package.parent), "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    env |= {"PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        str(package / "__init__.py"),
+        "a write would have been seen",
+    ]
 
 
 def test_importing_the_table_loads_no_torch():

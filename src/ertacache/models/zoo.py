@@ -6,6 +6,7 @@ neither torch nor diffusers. Knows nothing of profiles, policies, or how the mod
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -21,6 +22,8 @@ __all__ = ["MODELS", "Model", "UnknownModelError", "load_pipeline", "load_prompt
 
 _HERE = Path(__file__).parent
 _SPLITS = ("calibration", "heldout")
+_INDEX = "model_index.json"
+_OPENSORA = "OpenSoraPipeline"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -124,20 +127,30 @@ def load_pipeline(model: str | os.PathLike[str], dtype: torch.dtype | None = Non
     """
     source, local = _locate(os.fspath(model))
     import torch
-    from diffusers import DiffusionPipeline
 
-    load: Callable[..., Any] = DiffusionPipeline.from_pretrained
+    load: Callable[..., Any] = _pipeline_class(source, local).from_pretrained
     precision = torch.float32 if dtype is None else dtype
     pipe = load(source, dtype=precision, local_files_only=local)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
+def _pipeline_class(source: str, local: bool) -> Any:
+    """What loads a pipeline: diffusers, but for the one pipeline that it does not have."""
+    if local and json.loads((Path(source) / _INDEX).read_text()).get("_class_name") == _OPENSORA:
+        from ertacache.models.opensora import OpenSoraPipeline
+
+        return OpenSoraPipeline
+    from diffusers import DiffusionPipeline
+
+    return DiffusionPipeline
+
+
 def _locate(model: str) -> tuple[str, bool]:
     """What to hand to diffusers, and whether it is on this disk."""
     if model in MODELS:
         return str(MODELS[model].folder), True
-    if (Path(model) / "model_index.json").is_file():
+    if (Path(model) / _INDEX).is_file():
         return model, True
     if _HUB_ID.fullmatch(model) and not Path(model).exists():
         return model, False

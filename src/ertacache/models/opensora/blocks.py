@@ -1,0 +1,195 @@
+"""The layers of STDiT3: attention over space or time, attention to the text, and modulation.
+
+Hidden states stay in the shape (batch, frames, patches, channels) throughout. Names of parameters
+are those of the published weights. Knows nothing of patches, timesteps or pipelines.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+__all__ = [
+    "CrossAttention",
+    "FeedForward",
+    "FinalLayer",
+    "RotaryEmbedding",
+    "SelfAttention",
+    "TransformerBlock",
+    "modulate",
+    "rotate",
+]
+
+Rotary = tuple[Tensor, Tensor]
+"""Cosines and sines, each of shape (positions, half the channels of a head)."""
+
+
+def modulate(hidden_states: Tensor, *, shift: Tensor, scale: Tensor) -> Tensor:
+    """Adaptive layer norm without the norm: ``x (1 + scale) + shift``."""
+    return hidden_states * (1 + scale) + shift
+
+
+def rotate(x: Tensor, rotary: Rotary) -> Tensor:
+    """Turn each pair of neighbouring channels by the angle of its position.
+
+    Example:
+        >>> quarter = torch.tensor([[0.0]]), torch.tensor([[1.0]])
+        >>> rotate(torch.tensor([[3.0, 4.0]]), quarter)
+        tensor([[-4.,  3.]])
+    """
+    cos, sin = rotary
+    first, second = x[..., 0::2], x[..., 1::2]
+    turned = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return turned.flatten(-2)
+
+
+class RotaryEmbedding(nn.Module):
+    """Angles of the frames; the frequencies are stored with the weights, but not trained."""
+
+    def __init__(self, dim: int, *, theta: float = 10000.0) -> None:
+        """Make frequencies for heads of ``dim`` channels."""
+        super().__init__()
+        exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+        self.freqs = nn.Parameter(theta**-exponents, requires_grad=False)
+
+    def forward(self, length: int) -> Rotary:
+        """Return cosines and sines of ``length`` positions."""
+        positions = torch.arange(length, device=self.freqs.device, dtype=self.freqs.dtype)
+        angles = torch.outer(positions, self.freqs)
+        return angles.cos(), angles.sin()
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with a GELU between them."""
+
+    def __init__(self, dim: int, inner_dim: int, *, out_dim: int | None = None) -> None:
+        """Go from ``dim`` over ``inner_dim`` to ``out_dim`` channels, ``dim`` if not given."""
+        super().__init__()
+        self.fc1 = nn.Linear(dim, inner_dim)
+        self.fc2 = nn.Linear(inner_dim, dim if out_dim is None else out_dim)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Apply both layers to the last dimension."""
+        inner = F.gelu(self.fc1(hidden_states), approximate="tanh")
+        output: Tensor = self.fc2(inner)
+        return output
+
+
+class SelfAttention(nn.Module):
+    """Attention within a sequence, queries and keys normalised before they are rotated."""
+
+    def __init__(self, dim: int, *, heads: int, qk_norm: bool) -> None:
+        """Divide ``dim`` channels among ``heads``."""
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.q_norm = nn.RMSNorm(dim // heads, eps=1e-6) if qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(dim // heads, eps=1e-6) if qk_norm else nn.Identity()
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, hidden_states: Tensor, rotary: Rotary | None = None) -> Tensor:
+        """Attend in a tensor of shape (sequences, length, channels)."""
+        qkv = self.qkv(hidden_states).unflatten(-1, (3, self.heads, -1))
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        query, key = self.q_norm(query), self.k_norm(key)
+        if rotary is not None:
+            query, key = rotate(query, rotary), rotate(key, rotary)
+        output = F.scaled_dot_product_attention(query, key, value)
+        projected: Tensor = self.proj(output.transpose(1, 2).flatten(2))
+        return projected
+
+
+class CrossAttention(nn.Module):
+    """Attention of all patches of a video to its text."""
+
+    def __init__(self, dim: int, *, heads: int) -> None:
+        """Divide ``dim`` channels among ``heads``."""
+        super().__init__()
+        self.heads = heads
+        self.q_linear = nn.Linear(dim, dim)
+        self.kv_linear = nn.Linear(dim, 2 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, hidden_states: Tensor, text: Tensor, mask: Tensor | None) -> Tensor:
+        """Attend to ``text`` (batch, tokens, channels) where ``mask`` (batch, tokens) is True."""
+        query = self.q_linear(hidden_states.flatten(1, 2)).unflatten(-1, (self.heads, -1))
+        key, value = self.kv_linear(text).unflatten(-1, (2, self.heads, -1)).unbind(2)
+        output = F.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            attn_mask=None if mask is None else mask[:, None, None],
+        )
+        projected: Tensor = self.proj(output.transpose(1, 2).flatten(2))
+        return projected.view_as(hidden_states)
+
+
+class TransformerBlock(nn.Module):
+    """Attention over the patches of each frame, or over the frames of each patch."""
+
+    def __init__(
+        self, dim: int, *, heads: int, mlp_ratio: float, qk_norm: bool, temporal: bool
+    ) -> None:
+        """Make a block that attends over time if ``temporal``, over space otherwise."""
+        super().__init__()
+        self.temporal = temporal
+        self.norm1 = nn.LayerNorm(dim, eps=1e-6, elementwise_affine=False)
+        self.attn = SelfAttention(dim, heads=heads, qk_norm=qk_norm)
+        self.cross_attn = CrossAttention(dim, heads=heads)
+        self.norm2 = nn.LayerNorm(dim, eps=1e-6, elementwise_affine=False)
+        self.mlp = FeedForward(dim, int(dim * mlp_ratio))
+        self.scale_shift_table = nn.Parameter(torch.randn(6, dim) / dim**0.5)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        text: Tensor,
+        text_mask: Tensor | None,
+        modulation: Tensor,
+        rotary: Rotary | None = None,
+    ) -> Tensor:
+        """Apply the block.
+
+        Args:
+            hidden_states: shape (batch, frames, patches, channels).
+            text: shape (batch, tokens, channels).
+            text_mask: shape (batch, tokens), True where there is text; None if everywhere.
+            modulation: shape (batch, frames or 1, 6, channels).
+            rotary: angles of the frames, for a temporal block.
+        """
+        x: Tensor = hidden_states
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = (
+            self.scale_shift_table + modulation
+        ).chunk(6, dim=2)
+        x = x + gate * self._attend(modulate(self.norm1(x), shift=shift, scale=scale), rotary)
+        x = x + self.cross_attn(x, text, text_mask)
+        x = x + mlp_gate * self.mlp(modulate(self.norm2(x), shift=mlp_shift, scale=mlp_scale))
+        return x
+
+    def _attend(self, x: Tensor, rotary: Rotary | None) -> Tensor:
+        if not self.temporal:
+            output: Tensor = self.attn(x.flatten(0, 1))
+            return output.view_as(x)
+        columns = x.transpose(1, 2)
+        output = self.attn(columns.flatten(0, 1), rotary)
+        return output.view_as(columns).transpose(1, 2)
+
+
+class FinalLayer(nn.Module):
+    """From hidden states to the values of the pixels of each patch."""
+
+    def __init__(self, dim: int, out_dim: int) -> None:
+        """Make ``out_dim`` values per patch."""
+        super().__init__()
+        self.norm_final = nn.LayerNorm(dim, eps=1e-6, elementwise_affine=False)
+        self.linear = nn.Linear(dim, out_dim)
+        self.scale_shift_table = nn.Parameter(torch.randn(2, dim) / dim**0.5)
+
+    def forward(self, hidden_states: Tensor, time_embedding: Tensor) -> Tensor:
+        """Modulate by a time embedding of shape (batch, frames or 1, channels), and project."""
+        shift, scale = (self.scale_shift_table + time_embedding[:, :, None]).chunk(2, dim=2)
+        output: Tensor = self.linear(
+            modulate(self.norm_final(hidden_states), shift=shift, scale=scale)
+        )
+        return output

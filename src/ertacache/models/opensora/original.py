@@ -1,0 +1,149 @@
+"""The weights that Open-Sora published: found, read, and put into our classes.
+
+Keys need no renaming; only the names in their ``config.json`` do. Knows no architecture.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+__all__ = ["load_original", "loaded", "transformer_config", "vae_config"]
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+def transformer_config(published: Mapping[str, Any]) -> dict[str, Any]:
+    """Our names for what a published ``config.json`` says of STDiT3.
+
+    Example:
+        >>> transformer_config({"depth": 28, "hidden_size": 1152, "num_heads": 16})
+        {'num_layers': 28, 'num_attention_heads': 16, 'attention_head_dim': 72}
+    """
+    names = {
+        "depth": "num_layers",
+        "num_heads": "num_attention_heads",
+        "in_channels": "in_channels",
+        "patch_size": "patch_size",
+        "mlp_ratio": "mlp_ratio",
+        "caption_channels": "caption_channels",
+        "model_max_length": "max_sequence_length",
+        "qk_norm": "qk_norm",
+        "input_sq_size": "base_resolution",
+    }
+    config = {ours: published[theirs] for theirs, ours in names.items() if theirs in published}
+    if "hidden_size" in published and "num_heads" in published:
+        config["attention_head_dim"] = published["hidden_size"] // published["num_heads"]
+    if "in_channels" in published and "pred_sigma" in published:
+        config["out_channels"] = published["in_channels"] * (2 if published["pred_sigma"] else 1)
+    return config
+
+
+def vae_config(published: Mapping[str, Any]) -> dict[str, Any]:
+    """Our names for what a published ``config.json`` says of the autoencoder.
+
+    Example:
+        >>> vae_config({"micro_frame_size": 17, "cal_loss": False})
+        {'micro_frame_size': 17}
+    """
+    names = {
+        "micro_frame_size": "micro_frame_size",
+        "shift": "latents_mean",
+        "scale": "latents_std",
+    }
+    config = {ours: published[theirs] for theirs, ours in names.items() if theirs in published}
+    spatial = published.get("vae_2d") or {}
+    if spatial.get("micro_batch_size") is not None:
+        config["micro_batch_size"] = spatial["micro_batch_size"]
+    return config
+
+
+def load_original(
+    kind: Callable[..., Network],
+    source: str | os.PathLike[str],
+    *,
+    read_config: Callable[[Mapping[str, Any]], dict[str, Any]],
+    changes: Mapping[str, Any],
+    dtype: torch.dtype,
+) -> Network:
+    """Make a network and give it published weights, every key and nothing but them.
+
+    Args:
+        kind: the class.
+        source: a ``.safetensors`` file, a folder or a hub id.
+        read_config: turns the published configuration into arguments of ``kind``.
+        changes: arguments that win over it.
+        dtype: precision of the weights.
+
+    Raises:
+        FileNotFoundError: if there are no weights.
+        ValueError: if keys or shapes are not those of the class.
+    """
+    files, config_file = _locate(source)
+    published = json.loads(config_file.read_text(encoding="utf-8")) if config_file else {}
+    with torch.device("meta"):  # no memory for weights that are replaced at once
+        network = kind(**(read_config(published) | dict(changes)))
+    state: dict[str, Tensor] = {}
+    for file in files:
+        state |= {key: value.to(dtype) for key, value in load_file(file).items()}
+    _check(network, state, source)
+    network.load_state_dict(state, assign=True)
+    return network.eval()
+
+
+def loaded(kind: Any, source: Any, *, dtype: torch.dtype) -> Any:
+    """Return ``source`` if it is a ``kind`` already, and what is loaded from there otherwise."""
+    return source if isinstance(source, kind) else kind.from_original(source, dtype=dtype)
+
+
+def _locate(source: str | os.PathLike[str]) -> tuple[list[Path], Path | None]:
+    """The files of weights, and the configuration beside them, if there is one."""
+    path = Path(source)
+    if path.is_file():
+        files, folder = [path], path.parent
+    elif path.is_dir():
+        files, folder = sorted(path.glob("*.safetensors")), path
+    else:
+        files, folder = _download(os.fspath(source))
+    if not files:
+        raise FileNotFoundError(f"{source} holds no .safetensors file")
+    config = folder / "config.json"
+    return files, config if config.is_file() else None
+
+
+def _download(hub_id: str) -> tuple[list[Path], Path]:
+    from transformers.utils.hub import cached_file
+
+    try:
+        files = [cached_file(hub_id, name) for name in ("model.safetensors", "config.json")]
+    except OSError as error:
+        raise FileNotFoundError(
+            f"{hub_id} is no file, no folder, and no hub id whose model.safetensors can be had"
+        ) from error
+    weights, config = (Path(str(file)) for file in files)
+    return [weights], config.parent
+
+
+def _check(network: nn.Module, state: Mapping[str, Tensor], source: object) -> None:
+    wanted = {key: tuple(value.shape) for key, value in network.state_dict().items()}
+    found = {key: tuple(value.shape) for key, value in state.items()}
+    if wanted == found:
+        return
+    wrong = {
+        "missing": sorted(wanted.keys() - found.keys()),
+        "unknown": sorted(found.keys() - wanted.keys()),
+        "of another shape": sorted(
+            k for k in wanted.keys() & found.keys() if wanted[k] != found[k]
+        ),
+    }
+    words = [f"{len(keys)} {how} (such as {keys[0]})" for how, keys in wrong.items() if keys]
+    raise ValueError(
+        f"the weights in {source} are not those of {type(network).__name__}: {', '.join(words)}"
+    )
