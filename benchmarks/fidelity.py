@@ -1,112 +1,144 @@
-"""How close each method comes to the full run, on a bundled model and held-out prompts.
+"""How close each method comes to the full run, on bundled models and held-out prompts.
 
 What it measures: PSNR and SSIM of the decoded result to the full run of the same prompt and seed,
 with a bootstrap interval over prompts, and the speed-up, at half and a third of the steps computed.
-All methods take turns on every batch; times are medians. Methods: ours, ours without the refit, the
-paper's (all three parts; without timestep adjustment; the policy alone), plain reuse, fewer steps.
-Writes its rows into ``results/fidelity.json``, in place of older rows of the same model. The last
-line of standard output is the JSON of the rows, compact.
+All methods take turns on every batch; times are medians. Methods:
 
-    python benchmarks/fidelity.py emoji-flux
+- ``trajectory``: ours, with and without the refit;
+- ``paper``: the paper's, solved from the profile alone;
+- ``network``: the paper's, calibrated on the network as it is printed: the policy search on
+  accelerated runs, then phi, K and B measured in runs under that policy;
+
+the paper's each with all three parts, without timestep adjustment, and the policy alone (on the
+network also with one gain and bias per element in place of one per step); then plain reuse and
+fewer steps. Writes its rows into ``results/fidelity.json``, in place of older rows of the
+same models. The last line of standard output is the JSON of the rows, compact.
+
+    python benchmarks/fidelity.py                       # every bundled model
+    python benchmarks/fidelity.py emoji-wan emoji-cogvideox
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from rows import RESULTS, Calibration, Row, calibrate, mean_row, replace_rows, show_progress
 from torch import Tensor
 
+from ertacache.calibration.paper import fit_paper_plan, make_walk, search_schedule
 from ertacache.calibration.procedure import HELDOUT_SEED
-from ertacache.calibration.profiling import number_runs, profile
-from ertacache.calibration.refining import collect_reference, refine
-from ertacache.calibration.solving import solve
+from ertacache.calibration.profiling import number_runs
+from ertacache.calibration.refining import refine
+from ertacache.calibration.solving import make_policy, solve
 from ertacache.calibration.validation import Way, measure, ways_of
 from ertacache.formats.policy import Policy
 from ertacache.metrics import ssim
 from ertacache.models import MODELS, load_pipeline, load_prompts
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "results" / "fidelity.json"
-CALIBRATION, HELDOUT, BATCH = 16, 64, 8
+SPEEDUPS = (2.0, 3.0)
+GROUPS = ("trajectory", "paper", "network")
+NETWORK = "paper (network-calibrated)"
+PARTS: dict[str, dict[str, bool]] = {
+    "": {},
+    ", no timesteps": {"adjust_timesteps": False},
+    ", policy only": {"adjust_timesteps": False, "rectify": False},
+}
+NETWORK_PARTS: dict[str, dict[str, Any]] = PARTS | {
+    ", no timesteps, K and B per element": {"adjust_timesteps": False, "mode": "element"},
+}
 
 
-def make_policies(pipe: Any, name: str, call: dict[str, Any]) -> dict[str, Policy]:
-    """Policies of every method at half and a third of the steps, from one profile."""
-    kept: list[Any] = []
-    known = profile(
-        pipe,
-        load_prompts(name, "calibration")[:CALIBRATION],
-        batch_size=BATCH,
-        observe=lambda runs, run: kept.append((runs, run)),
-        **call,
-    )
-    reference = collect_reference(pipe, known.prompts, kept, batch_size=BATCH, call=call)
-    policies = {}
-    for speedup in (2.0, 3.0):
-        solved = solve(known, speedup=speedup)
-        policies[f"trajectory, no refit {speedup}"] = solved
-        policies[f"trajectory {speedup}"] = refine(
-            pipe, solved, known, reference=reference, call=call
-        )
-        for title, options in (
-            ("paper", {}),
-            ("paper, no timesteps", {"adjust_timesteps": False}),
-            ("paper, policy only", {"adjust_timesteps": False, "rectify": False}),
-        ):
-            policies[f"{title} {speedup}"] = solve(
-                known, method="paper", speedup=speedup, **options
-            )
+def make_policies(
+    pipe: Any, made: Calibration, *, call: dict[str, Any], batch_size: int, groups: set[str]
+) -> dict[str, Policy]:
+    """Policies of every method at half and a third of the steps, from the same prompts."""
+    policies: dict[str, Policy] = {}
+    for speedup in SPEEDUPS:
+        found: Iterator[tuple[str, Policy]]
+        if "trajectory" in groups:
+            found = trajectory_policies(pipe, made, speedup, call=call, batch_size=batch_size)
+            policies |= {f"{title} {speedup}": policy for title, policy in found}
+        if "paper" in groups:
+            for part, options in PARTS.items():
+                title = f"paper{part} {speedup}"
+                policies[title] = solve(made.profile, method="paper", speedup=speedup, **options)
+        if "network" in groups:
+            found = network_policies(pipe, made, speedup, call=call, batch_size=batch_size)
+            policies |= {f"{title} {speedup}": policy for title, policy in found}
     return policies
 
 
-def interval(values: list[float]) -> tuple[float, float]:
-    """The central 95 % of bootstrapped means."""
-    generator = torch.Generator().manual_seed(0)
-    sample = torch.tensor(values)[
-        torch.randint(len(values), (2000, len(values)), generator=generator)
-    ]
-    low, high = sample.mean(1).quantile(torch.tensor([0.025, 0.975])).tolist()
-    return low, high
+def trajectory_policies(
+    pipe: Any, made: Calibration, speedup: float, *, call: dict[str, Any], batch_size: int
+) -> Iterator[tuple[str, Policy]]:
+    """Ours, before and after the refit."""
+    solved = solve(made.profile, speedup=speedup)
+    yield "trajectory, no refit", solved
+    yield (
+        "trajectory",
+        refine(
+            pipe,
+            solved,
+            made.profile,
+            reference=made.reference,
+            call=call,
+            batch_size=batch_size,
+            progress=show_progress(f"refit {speedup:g}x"),
+        ),
+    )
 
 
-def make_row(name: str, way: Way, shown: Tensor, *, truth: Tensor, full: Way) -> dict[str, Any]:
+def network_policies(
+    pipe: Any, made: Calibration, speedup: float, *, call: dict[str, Any], batch_size: int
+) -> Iterator[tuple[str, Policy]]:
+    """The paper's, calibrated on the network: one search, then the parts of the method."""
+    known = made.profile
+    walk = make_walk(known, made.reference.runs, call=call, batch_size=batch_size)
+    budget = int(known.num_steps / speedup + 1e-9)
+    found = search_schedule(pipe, walk, known, budget=budget)
+    print(f"search {speedup:g}x: {len(found.compute_steps)} computed, lambda {found.threshold:.3g}")
+    for part, options in NETWORK_PARTS.items():
+        yield f"{NETWORK}{part}", make_policy(known, fit_paper_plan(pipe, walk, found, **options))
+
+
+def make_row(name: str, way: Way, shown: Tensor, *, truth: Tensor, full: Way) -> Row:
     """One row of the results file."""
-    low, high = interval(way.decibels)
+    ours = way.policy is not None and way.name != "plain reuse"  # named with its speed-up
     return {
         "model": name,
-        "method": way.name.rsplit(" ", 1)[0]
-        if way.policy and way.name != "plain reuse"
-        else way.name,
+        "method": way.name.rsplit(" ", 1)[0] if ours else way.name,
         "steps": full.num_inference_steps,
         "compute_steps": way.computed_steps,
-        "psnr_db": round(sum(way.decibels) / len(way.decibels), 2),
-        "psnr_low": round(low, 2),
-        "psnr_high": round(high, 2),
+        **mean_row(way.decibels),
         "ssim": round(ssim(shown, truth).mean().item(), 5),
         "speedup": round(median(full.seconds) / median(way.seconds), 2),
         "prompts": len(shown),
     }
 
 
-def main() -> None:
-    """Measure one model and write its rows."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", choices=sorted(MODELS))
-    name = parser.parse_args().model
+def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
+    """All rows of a model, the closest first."""
     pipe, call = load_pipeline(name), MODELS[name].call_arguments
-    ways = _distinct(ways_of(make_policies(pipe, name, call)))
+    print(f"{name}: profile")
+    prompts = load_prompts(name, "calibration")[: options.calibration]
+    made = calibrate(pipe, prompts, batch_size=options.batch, call=call)
+    policies = make_policies(
+        pipe, made, call=call, batch_size=options.batch, groups=set(options.methods)
+    )
+    ways = _distinct(ways_of(policies))
     pictures: list[list[Tensor]] = [[] for _ in ways]
     measure(
         pipe,
         ways,
-        number_runs(load_prompts(name, "heldout")[:HELDOUT], HELDOUT_SEED),
-        batch_size=BATCH,
-        progress=lambda done, calls: print(f"{done} of {calls}", end="\r", flush=True),
+        number_runs(load_prompts(name, "heldout")[: options.heldout], HELDOUT_SEED),
+        batch_size=options.batch,
+        progress=show_progress(f"{name}: measure"),
         call=call,
         observe=lambda way, _, result: pictures[ways.index(way)].append(result),
     )
@@ -115,20 +147,37 @@ def main() -> None:
         make_row(name, way, result, truth=shown[0], full=ways[0])
         for way, result in zip(ways[1:], shown[1:], strict=True)
     ]
-    rows.sort(key=lambda row: (-row["compute_steps"], -row["psnr_db"]))
-    others = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    others = [row for row in others if row["model"] != name]
-    RESULTS.write_text(json.dumps(others + rows, indent=1) + "\n")
-    for row in rows:
-        print(f"{row['method']:24}{row['compute_steps']:4}{row['psnr_db']:8}{row['speedup']:8}")
-    print(json.dumps(rows, separators=(",", ":")))
+    return sorted(rows, key=lambda row: (-row["compute_steps"], -row["psnr_db"]))
 
 
 def _distinct(ways: list[Way]) -> list[Way]:
     """Alternatives at the two budgets only, not at the paper's odd numbers of computed steps."""
     steps = ways[0].num_inference_steps
-    budgets = {steps, steps // 2, steps // 3}
+    budgets = {steps, *(int(steps / speedup + 1e-9) for speedup in SPEEDUPS)}
     return [way for way in ways if way.name.startswith("paper") or way.computed_steps in budgets]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure models, one after the other, and write their rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--calibration", type=int, default=16, help="calibration prompts")
+    parser.add_argument("--heldout", type=int, default=64, help="held-out prompts")
+    parser.add_argument("--batch", type=int, default=8, help="prompts per call")
+    parser.add_argument("--methods", nargs="+", choices=GROUPS, default=GROUPS)
+    parser.add_argument("--results", type=Path, default=RESULTS / "fidelity.json")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.models if name not in MODELS]
+    if unknown:
+        parser.error(f"unknown model {unknown[0]!r}; there are {', '.join(MODELS)}")
+    rows: list[Row] = []
+    for name in options.models or MODELS:
+        fresh = measure_model(name, options)
+        replace_rows(options.results, name, fresh)
+        for row in fresh:
+            print(f"{row['method']:64}{row['compute_steps']:4}{row['psnr_db']:8}{row['speedup']:8}")
+        rows += fresh
+    print(json.dumps(rows, separators=(",", ":")))
 
 
 if __name__ == "__main__":

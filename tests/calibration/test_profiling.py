@@ -48,6 +48,14 @@ def test_it_is_the_untouched_run_that_is_profiled(pipe: Any, known: Profile) -> 
     assert known.fingerprint.latent_shape == run.latents[0].shape[1:]
 
 
+def test_it_tells_the_call_that_made_it(known: Profile, tmp_path: Path) -> None:
+    assert set(known.provenance) == {"call", "ertacache"}
+    assert "height=64, " in known.provenance["call"]
+    assert f"num_inference_steps={STEPS}" in known.provenance["call"]
+    known.save(tmp_path / "p.safetensors")
+    assert Profile.load(tmp_path / "p.safetensors").provenance == known.provenance
+
+
 def test_batches_do_not_matter(pipe: Any) -> None:
     one, three = (profile(pipe, PROMPTS[:3], batch_size=size, **SHORT) for size in (1, 3))
     assert one.prompts == three.prompts

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ertacache import calibration
 from ertacache.core.plan import PaperPlan
-from ertacache.formats.policy import Policy
+from ertacache.formats.policy import Policy, ValidationRow
 from ertacache.formats.profile import Profile
 from tests.cli.conftest import STEPS, Run
 
@@ -31,6 +33,13 @@ def test_calibrate_measures_and_keeps_everything(
     assert Profile.load(profile).num_prompts == 2
     assert "Measured on 2 held-out prompts" in result.stdout
     assert "it pays" in result.stdout
+    # Two prompts of six steps; one judges the policy, then the candidates; two are validated.
+    refit = re.search(
+        r"^network +profile 12 \+ refit (\d+) \+ validation 30 = (\d+) calls", result.stdout, re.M
+    )
+    assert refit is not None
+    assert int(refit[2]) == 12 + int(refit[1]) + 30
+    assert f"refit {refit[1]} + validation 30" in policy.provenance["network calls"]
     assert result.stdout.splitlines()[-1] == f"{path}: the policy"
     assert result.stderr == ""
 
@@ -51,12 +60,42 @@ def test_exit_code_3_when_it_does_not_pay(
     assert result.stdout.splitlines()[-1] == f"{path}: the policy, which does not pay"
 
 
+@pytest.mark.parametrize(("measured", "code"), [(44.9, 3), (45.0, 0)])
+def test_a_wished_psnr_is_reached_or_not(
+    measured: float,
+    code: int,
+    tmp_path: Path,
+    policy_file: Path,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: dict[str, object] = {}
+
+    def calibrate(*_: object, **arguments: object) -> Policy:
+        given.update(arguments)
+        rows = (ValidationRow("policy", 3, psnr=measured, speedup=2.0, prompts=4),)
+        return replace(Policy.load(policy_file), validation=rows, provenance={"min psnr": "45"})
+
+    monkeypatch.setattr(calibration, "calibrate", calibrate)
+    path = tmp_path / "q.safetensors"
+    options = ["--min-psnr", 45, "--refit-prompts", 3, "--batch-size", 2]
+    result = run("calibrate", "emoji-flux", *options, "-o", path)
+    assert result.exit_code == code
+    short = "not reached: 45.0 dB were wished for, 44.9 dB measured\n" in result.stdout
+    assert short == (code == 3)
+    ending = ", the nearest that was tried" if code else ""
+    assert result.stdout.splitlines()[-1] == f"{path}: the policy{ending}"
+    assert (given["min_psnr"], given["refit_prompts"], given["batch_size"]) == (45.0, 3, 2)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ([], "give exactly one of"),
         (["--speedup", "2", "--max-error", "1"], "give exactly one of"),
         (["--max-error", "1", "--method", "paper"], "predicts no error"),
+        (["--min-psnr", "40", "--method", "paper"], "predicts no error"),
+        (["--min-psnr", "40", "--speedup", "2"], "--max-error, --min-psnr and --threshold"),
         (["--threshold", "0.1"], "--threshold is the paper's"),
         (["--speedup", "2", "--heldout", "absent.txt"], "cannot read prompts"),
         (["--speedup", "90"], "speedup must be between"),

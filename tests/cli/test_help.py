@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
 import sys
-import time
 
 import pytest
 import typer.main
@@ -16,7 +16,18 @@ from ertacache.cli import app
 from tests.cli.conftest import Run
 
 GROUP = typer.main.get_command(app)
-COMMANDS = ("demo", "profile", "merge", "solve", "calibrate", "generate", "inspect")
+COMMANDS = (
+    "demo",
+    "profile",
+    "merge",
+    "solve",
+    "calibrate",
+    "generate",
+    "inspect",
+    "bench",
+    "report",
+    "metrics",
+)
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -67,9 +78,9 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
 def test_help_is_there_in_well_under_a_second() -> None:
     times = []
     for _ in range(3):
-        start = time.perf_counter()
+        before = os.times().children_user  # processor time: the machine may be busy
         assert python("-m", "ertacache.cli", "--help").returncode == 0
-        times.append(time.perf_counter() - start)
+        times.append(os.times().children_user - before)
     assert min(times) < 1
 
 

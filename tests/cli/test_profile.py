@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ def test_a_bundled_model_is_profiled_on_its_own_prompts(profile_file: Path) -> N
     assert [run.prompt for run in profile.prompts] == load_prompts("emoji-flux", "calibration")[:3]
     assert [run.seed for run in profile.prompts] == [0, 1, 2]
     assert profile.num_steps == int(STEPS)
+    command = f"ertacache profile emoji-flux --limit 3 --steps {STEPS} -o {profile_file}"
+    assert profile.provenance["command"] == command
+    assert f"num_inference_steps={STEPS}" in profile.provenance["call"]
 
 
 def test_options_reach_the_pipeline(tmp_path: Path, prompts_file: Path, run: Run) -> None:
@@ -58,7 +62,12 @@ def test_an_interrupted_profile_keeps_its_runs_and_goes_on(
     ]
     assert Profile.load(path).num_prompts == 1
     assert run(*arguments).exit_code == 0
-    assert path.read_bytes() == profile_file.read_bytes()
+    again, straight = (Profile.load(file) for file in (path, profile_file))
+    assert again.provenance["command"].endswith(str(path))  # once, for both runs of the command
+    bare = [replace(each, provenance={}) for each in (again, straight)]
+    bare[0].save(tmp_path / "again")
+    bare[1].save(tmp_path / "straight")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "straight").read_bytes()
 
 
 def test_merge(tmp_path: Path, profile_file: Path, run: Run, refused: Refused) -> None:

@@ -60,6 +60,7 @@ def test_the_options_of_the_paper(profile_file: Path, tmp_path: Path, run: Run) 
         (["--speedup", "50"], "speedup must be between"),
         (["--compute-steps", "99"], "budgets must lie between"),
         (["--max-error", "0"], "no plan is expected to stay within"),
+        (["--min-psnr", "900"], "no plan is expected to reach 900 dB"),
         (["--threshold", "0.1"], "a threshold is the paper's"),
         (["--method", "paper", "--max-error", "1"], "predicts no error"),
     ],

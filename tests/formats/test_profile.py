@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from dataclasses import replace
@@ -13,7 +14,15 @@ import torch
 from ertacache.formats.checks import FormatError
 from ertacache.formats.fingerprint import Fingerprint, hash_config, hash_sigmas, plain_config
 from ertacache.formats.profile import Profile, ProfiledPrompt, ProfileError
-from tests.formats.golden.objects import FOLDER, fingerprint, golden_profile, numbers, table
+from tests.formats.golden.objects import (
+    FOLDER,
+    fingerprint,
+    golden_known_profile,
+    golden_profile,
+    numbers,
+    table,
+)
+from tests.formats.mutations import dump, join, seal, split
 
 FIELDS = ("inner", "means", "residual_l1", "residual_norm", "output_l1", "output_norm", "elements")
 
@@ -40,6 +49,39 @@ def test_golden_bytes() -> None:
     assert golden_profile()._to_bytes() == path.read_bytes()
     assert golden_profile()._to_bytes() == golden_profile()._to_bytes()
     assert_same(Profile.load(path), golden_profile())
+
+
+def test_provenance_is_version_2(tmp_path: Path) -> None:
+    path, profile = FOLDER / "profile-v2.safetensors", golden_known_profile()
+    assert profile._to_bytes() == path.read_bytes()
+    assert_same(Profile.load(path), profile)
+    assert Profile.load(path).provenance == profile.provenance
+    assert Profile.load(FOLDER / "profile-v1.safetensors").provenance == {}
+    bare = replace(profile, provenance={})
+    assert bare._to_bytes() == golden_profile()._to_bytes()
+    empty = seal_again(path, provenance={})
+    with pytest.raises(ProfileError, match="without provenance has format version 1"):
+        Profile._from_bytes(empty, "p")
+    for bad in ({"version": 1}, {"provenance": {"call": 1}}, {"version": 3}):
+        with pytest.raises(ProfileError, match=r"provenance|reads up to 2: upgrade"):
+            Profile._from_bytes(seal_again(path, **bad), "p")
+
+
+def seal_again(path: Path, **changes: object) -> bytes:
+    """The file with other fields and a checksum that fits them."""
+    header, buffer = split(path.read_bytes())
+    fields = json.loads(header["__metadata__"]["ertacache"]) | changes
+    del fields["checksum"]
+    header["__metadata__"]["ertacache"] = seal(dump(fields), buffer)
+    return join(json.dumps(header), buffer)
+
+
+def test_merged_profiles_tell_of_all_parts() -> None:
+    first = replace(golden_profile(4, 2), provenance={"command": "one", "call": "steps=4"})
+    second = replace(golden_profile(4, 1, first_seed=2), provenance={"command": "two"})
+    third = replace(golden_profile(4, 1, first_seed=3), provenance={"command": "two"})
+    merged = first.merge(second).merge(third)
+    assert merged.provenance == {"call": "steps=4", "command": "one\ntwo"}
 
 
 def test_fifty_steps_and_64_prompts_stay_under_five_megabytes() -> None:

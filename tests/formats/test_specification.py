@@ -78,6 +78,14 @@ def test_profile(name: str, prefix: str) -> None:
         assert (shape, packed) == ([2, size * (size + 1) // 2], upper)
 
 
+def test_a_profile_that_tells_where_it_comes_from() -> None:
+    older, _ = read_document(GOLDEN / "profile-v1.safetensors")
+    newer, _ = read_document(GOLDEN / "profile-v2.safetensors")
+    assert newer["version"] == 2
+    assert newer["provenance"]["command"] == "ertacache profile emoji-flux"
+    assert newer.keys() - older.keys() == {"provenance"}
+
+
 def test_trajectory_policy() -> None:
     fields, tensors = read_document(GOLDEN / "policy-v1.safetensors")
     assert fields["plan"] == {"compute_steps": [0, 1, 3], "history": 3, "method": "trajectory"}

@@ -8,9 +8,11 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
+from ertacache.core.gram import profile_run
 from ertacache.core.solver import Trajectory
 from ertacache.formats.policy import Policy
-from ertacache.integration import fingerprint, read_sigmas, record_run
+from ertacache.formats.profile import Profile, ProfiledPrompt
+from ertacache.integration import fingerprint, nominal, read_sigmas, record_run
 
 STEPS = 10
 
@@ -46,6 +48,7 @@ class Sampling:
         seed: int = 0,
         start: int = 0,
         told: bool = False,
+        latents: Tensor | None = None,
         **extra: Any,
     ) -> Tensor:
         extra.pop("output_type", None)
@@ -53,13 +56,19 @@ class Sampling:
         if told:
             self.scheduler.set_begin_index(start)
         noise = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(seed))
-        x = noise * getattr(self.scheduler, "init_noise_sigma", 1.0)
+        x = noise * getattr(self.scheduler, "init_noise_sigma", 1.0) if latents is None else latents
         for t in self.scheduler.timesteps[start:]:
             x_in = x
             if hasattr(self.scheduler, "scale_model_input"):
                 x_in = self.scheduler.scale_model_input(x, t)
             x = self.scheduler.step(self.unet(x_in, t), t, x, **extra).prev_sample
         return x
+
+    def profile(self) -> Profile:
+        run, sigmas = self.record()
+        facts = fingerprint(self, sigmas=sigmas, latent_shape=(3, 4))
+        prompts = tuple(ProfiledPrompt("", seed) for seed in range(2))
+        return Profile(facts, sigmas, nominal(self.scheduler), profile_run(run), prompts)
 
     def record(self) -> tuple[Trajectory, Tensor]:
         return record_run(self)

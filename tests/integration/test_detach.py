@@ -92,7 +92,7 @@ def in_the_step(pipe: Any, patch: pytest.MonkeyPatch) -> Any:
 def in_set_timesteps(pipe: Any, patch: pytest.MonkeyPatch) -> Any:
     from ertacache.integration import attach as module
 
-    def interrupt(*_: Any) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     with patch.context() as inner:
@@ -134,7 +134,9 @@ def test_failed_run(setting: Setting, trouble: Trouble, monkeypatch: pytest.Monk
         assert torch.equal(setting.generate(), setting.run.latents[-1])
 
 
-@pytest.mark.parametrize("trouble", [in_the_network, in_the_step], ids=lambda t: t.__name__)
+@pytest.mark.parametrize(
+    "trouble", [in_the_network, in_the_step, between_steps], ids=lambda t: t.__name__
+)
 def test_network_is_free_after_a_failed_run(
     flux: Setting, trouble: Trouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,8 +146,11 @@ def test_network_is_free_after_a_failed_run(
             shared = type(flux.pipe)(**flux.pipe.components)
             shared.set_progress_bar_config(disable=True)
             shared.scheduler = copy.deepcopy(flux.pipe.scheduler)
-            with trouble(flux.pipe, monkeypatch), pytest.raises(KeyboardInterrupt):
-                flux.generate()
+            with (
+                trouble(flux.pipe, monkeypatch) as arguments,
+                pytest.raises(KeyboardInterrupt),
+            ):
+                flux.generate(**arguments)
             before = handle.stats
             assert torch.equal(generate(shared, flux.case), flux.run.latents[-1])
             assert handle.stats == before  # nor is it counted
@@ -170,6 +175,29 @@ def test_interrupted_run(flux: Setting) -> None:
         flux.generate(callback_on_step_end=stop)
         assert handle.stats.last.computed_steps + handle.stats.last.reused_steps == 4
         assert torch.equal(flux.generate(), expected)
+
+
+def test_run_ends_with_its_own_loop_only(flux: Setting) -> None:
+    """Not with a progress bar inside of it, nor with that of a run before, closed late."""
+    bars: list[Any] = []
+
+    def keep(pipe: Any, step: int, timestep: Any, values: Any) -> Any:
+        bars.append(pipe.progress_bar(total=1))
+        if step == 4:
+            raise KeyboardInterrupt
+        return values
+
+    def meanwhile(pipe: Any, step: int, timestep: Any, values: Any) -> Any:
+        for bar in (*bars, pipe.progress_bar(total=1)):
+            bar.close()
+        return values
+
+    with attach(flux.pipe, flux.trajectory_policy()) as handle:
+        expected = flux.generate()
+        with pytest.raises(KeyboardInterrupt):
+            flux.generate(callback_on_step_end=keep)
+        assert torch.equal(flux.generate(callback_on_step_end=meanwhile), expected)
+        assert handle.stats.last.computed_steps == len(COMPUTED)
 
 
 def test_detach_in_the_middle_of_a_run(flux: Setting) -> None:
@@ -207,6 +235,20 @@ def test_copies_of_the_scheduler_are_not_attached(flux: Setting) -> None:
         assert handle.stats.runs == 0
     twin.set_timesteps(3)
     assert torch.equal(stepped, x + (twin.sigmas[1] - twin.sigmas[0]) * x)
+
+
+def test_copies_of_the_pipeline_have_bars_of_their_own(flux: Setting) -> None:
+    """A loop of the copy does not end the run of the original."""
+    with attach(flux.pipe, flux.trajectory_policy()) as handle:
+        expected = flux.generate()
+        twin = copy.deepcopy(flux.pipe)
+
+        def meanwhile(pipe: Any, step: int, timestep: Any, values: Any) -> Any:
+            with twin.progress_bar(total=1):
+                return values
+
+        assert torch.equal(flux.generate(callback_on_step_end=meanwhile), expected)
+        assert handle.stats.last.computed_steps == len(COMPUTED)
 
 
 def test_second_attach_says_to_detach_first(flux: Setting) -> None:

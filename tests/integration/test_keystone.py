@@ -10,27 +10,42 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
+from ertacache.core.gram import profile_run
 from ertacache.core.plan import PaperPlan, TrajectoryPlan
 from ertacache.core.sampler import combine, run_paper, run_trajectory
-from ertacache.integration import attach
-from tests.integration.setting import COMPUTED, STEPS, Setting, count_calls, watch_steps
-from tests.integration.tiny import CASES, generate
+from ertacache.core.solve import Fit, fit_plans
+from ertacache.formats.policy import Policy
+from ertacache.integration import attach, fingerprint, nominal, record_run
+from ertacache.models import MODELS, load_pipeline, load_prompts
+from tests.integration.setting import (
+    COMPUTED,
+    STEPS,
+    Setting,
+    count_calls,
+    paper_plan,
+    watch_steps,
+)
+from tests.integration.tiny import CASES, call_arguments, generate
 
 
-def flux_denoiser(pipe: Any, setting: Setting) -> Callable[[Tensor, Tensor], Tensor]:
-    """The pipeline's network with everything but the latent and the time held fixed."""
-    seen: dict[str, Any] = {}
+def flux_denoiser(pipe: Any, **call: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    """The pipeline's network, guided if the call is, with all but latent and time held fixed."""
+    seen: list[dict[str, Any]] = []
     hook = pipe.transformer.register_forward_pre_hook(
-        lambda _, args, kwargs: seen.update(kwargs), with_kwargs=True
+        lambda _, args, kwargs: seen.append(kwargs), with_kwargs=True
     )
-    generate(pipe, setting.case)
+    pipe(**call | {"num_inference_steps": 1})
     hook.remove()
 
     @torch.no_grad()
     def denoise(x: Tensor, sigma: Tensor) -> Tensor:
         t = (sigma.float() * 1000).expand(len(x)).to(x.dtype)
-        output: Tensor = pipe.transformer(**(seen | {"hidden_states": x, "timestep": t / 1000}))[0]
-        return output
+        changes = {"hidden_states": x, "timestep": t / 1000}
+        outputs = [pipe.transformer(**(arguments | changes))[0] for arguments in seen]
+        v: Tensor = outputs[0]
+        for away in outputs[1:]:
+            v = away + call["true_cfg_scale"] * (v - away)
+        return v
 
     return denoise
 
@@ -52,7 +67,7 @@ class Stock:
 def test_trajectory_on_flux(flux: Setting) -> None:
     policy = flux.trajectory_policy()
     assert isinstance(policy.plan, TrajectoryPlan)
-    denoise = flux_denoiser(flux.pipe, flux)
+    denoise = flux_denoiser(flux.pipe, **call_arguments(flux.case))
     expected = run_trajectory(
         denoise, flux.run.latents[0], sigmas=flux.sigmas, plan=policy.plan
     ).latents[-1]
@@ -69,7 +84,7 @@ def test_trajectory_on_flux(flux: Setting) -> None:
 def test_paper_on_flux(flux: Setting, reuse: str, scale: float, rectified: bool) -> None:
     policy = flux.paper_policy(reuse=reuse, scale=scale, rectified=rectified)
     assert isinstance(policy.plan, PaperPlan)
-    denoise, noise = flux_denoiser(flux.pipe, flux), flux.run.latents[0]
+    denoise, noise = flux_denoiser(flux.pipe, **call_arguments(flux.case)), flux.run.latents[0]
     expected = run_paper(denoise, noise, plan=policy.plan, solver=Stock).latents[-1]
     with attach(flux.pipe, policy), count_calls(flux.pipe.transformer) as calls:
         result = flux.generate()
@@ -78,6 +93,40 @@ def test_paper_on_flux(flux: Setting, reuse: str, scale: float, rectified: bool)
     # The Euler of core keeps its intervals in float64, the scheduler in float32.
     euler = run_paper(denoise, noise, plan=policy.plan).latents[-1]
     torch.testing.assert_close(result, euler, rtol=0, atol=1e-4 * float(euler.abs().max()))
+
+
+def test_both_methods_on_the_bundled_model() -> None:
+    """The trained weights, with real coefficients and with guidance in two calls per step."""
+    pipe, steps, computed = load_pipeline("emoji-flux"), 12, (0, 1, 3, 6, 8, 11)
+    call = MODELS["emoji-flux"].call_arguments | {
+        "prompt": load_prompts("emoji-flux", "heldout")[0],
+        "num_inference_steps": steps,
+        "output_type": "latent",
+    }
+
+    def generate_latents() -> Tensor:
+        result: Tensor = pipe(**call, generator=torch.Generator().manual_seed(7))[0]
+        return result
+
+    run, sigmas = record_run(pipe, **call, generator=torch.Generator().manual_seed(7))
+    update = nominal(pipe.scheduler)
+    (plan,) = fit_plans(profile_run(run), update, schedules=[computed], fit=Fit())
+    paper = paper_plan(sigmas, computed)
+    denoise, noise = flux_denoiser(pipe, **call), run.latents[0]
+    expected = {
+        plan: run_trajectory(denoise, noise, sigmas=sigmas, plan=plan),
+        paper: run_paper(denoise, noise, plan=paper, solver=Stock),
+    }
+    facts = fingerprint(pipe, sigmas=sigmas, latent_shape=noise.shape[1:])
+    for made, reference in expected.items():
+        with (
+            attach(pipe, Policy(made, sigmas, fingerprint=facts)),
+            count_calls(pipe.transformer) as calls,
+        ):
+            assert torch.equal(generate_latents(), reference.latents[-1])
+        assert len(calls) == 2 * len(computed)
+        assert not torch.equal(reference.latents[-1], run.latents[-1])
+    assert torch.equal(generate_latents(), run.latents[-1])
 
 
 def test_trajectory_replays_recorded_outputs(setting: Setting) -> None:

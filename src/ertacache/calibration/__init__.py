@@ -3,6 +3,6 @@
 from ertacache.calibration.procedure import calibrate
 from ertacache.calibration.profiling import profile
 from ertacache.calibration.solving import solve
-from ertacache.calibration.validation import pays, validate
+from ertacache.calibration.validation import falls_short, pays, validate
 
-__all__ = ["calibrate", "pays", "profile", "solve", "validate"]
+__all__ = ["calibrate", "falls_short", "pays", "profile", "solve", "validate"]

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+import ertacache
 from ertacache.core.gram import profile_run
 from ertacache.core.solver import Trajectory
 from ertacache.formats.profile import Profile, ProfiledPrompt, ProfileError
@@ -68,6 +69,7 @@ def profile(
     path: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     observe: Observer | None = None,
+    provenance: Mapping[str, str] | None = None,
     **call: Any,
 ) -> Profile:
     """Profile a pipeline: run it untouched on every prompt, without decoding.
@@ -81,6 +83,7 @@ def profile(
         progress: called with the runs done and the runs in all.
         observe: sees every run's latents and outputs, on the CPU; for whoever needs more than
             the profile.
+        provenance: texts to keep in the profile besides the call, such as the command line.
         **call: arguments of the pipeline, such as ``num_inference_steps`` and ``height``.
 
     Returns:
@@ -95,8 +98,10 @@ def profile(
         check_continued(known, pipe, call)
     missing = [run for run in wanted if known is None or run not in known.prompts]
     done = len(wanted) - len(missing)
+    origin = {"ertacache": ertacache.__version__, "call": _call_text(call)} | dict(provenance or {})
     for batch in split_runs(missing, batch_size):
         fresh, run = _profile_batch(pipe, batch, call)
+        fresh = replace(fresh, provenance=origin)
         known = fresh if known is None else known.merge(fresh)
         if path is not None:
             known.save(path)
@@ -108,6 +113,15 @@ def profile(
     if known is None:
         raise ProfileError("nothing was profiled")
     return known
+
+
+def _call_text(call: Mapping[str, Any]) -> str:
+    """The pipeline's arguments in one line; what is no plain value by its type only."""
+    plain = (str, int, float, bool, type(None), list, tuple)
+    return ", ".join(
+        f"{name}={value!r}" if isinstance(value, plain) else f"{name}: {type(value).__name__}"
+        for name, value in sorted(call.items())
+    )
 
 
 def check_continued(known: Profile, pipe: Pipeline, call: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ertacache.calibration.counting import Count
 from ertacache.calibration.profiling import Progress, generators, split_runs
 from ertacache.calibration.solving import make_policy
 from ertacache.core.plan import TrajectoryPlan
@@ -21,12 +22,13 @@ from ertacache.core.solver import Trajectory
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import Profile, ProfiledPrompt
 from ertacache.integration import attach, record_run
+from ertacache.integration.batches import micro_batches
 from ertacache.integration.compat import Pipeline
 from ertacache.integration.refit import RefitTask, refit_run
 
 __all__ = ["REFINE_PROMPTS", "Reference", "collect_reference", "refine"]
 
-REFINE_PROMPTS = 16
+REFINE_PROMPTS = 16  # by default: more cost time and bring little
 HISTORIES = (3, 4)
 
 
@@ -55,6 +57,7 @@ def collect_reference(
     *,
     batch_size: int,
     call: dict[str, Any],
+    count: Count | None = None,
 ) -> Reference:
     """The latents of untouched runs, from those kept while profiling or run again."""
     found = {
@@ -68,6 +71,8 @@ def collect_reference(
         trajectory, _ = record_run(pipe, prompt=texts, generator=generators(batch), **call)
         for place, run in enumerate(batch):
             found[run] = [x[place].cpu() for x in trajectory.latents]
+        if count is not None:
+            count(trajectory.num_steps * len(batch))
     steps = zip(*(found[run] for run in runs), strict=True)
     return Reference(tuple(runs), tuple(torch.stack(step) for step in steps))
 
@@ -79,13 +84,26 @@ def refine(
     *,
     reference: Reference,
     call: dict[str, Any],
+    batch_size: int | None = None,
     progress: Progress | None = None,
+    count: Count | None = None,
 ) -> Policy:
     """Refit a policy in closed loop, if that helps prompts it was not fitted on.
 
     Candidates are the policy's schedule and the uniform one, each with three and with four outputs
     of history, and the policy as it is. Each is fitted on one half of the prompts and judged on the
     other; the best is then fitted on all of them.
+
+    Args:
+        pipe: the pipeline, nothing attached.
+        policy: the policy, as solved.
+        profile: what it was solved from.
+        reference: untouched runs of the calibration prompts.
+        call: arguments of the pipeline, without prompts and generators.
+        batch_size: prompts per call of the network; None is all at once. The pipeline itself is
+            called with all prompts, whose latents it holds.
+        progress: called with the candidates done and the candidates in all.
+        count: told how often the network was asked.
     """
     half = len(reference.runs) // 2
     if half == 0:
@@ -94,54 +112,62 @@ def refine(
     schedules = dict.fromkeys([policy.compute_steps, uniform])
     candidates = [(steps, Fit(history=h)) for steps in schedules for h in HISTORIES]
     tell = progress or (lambda done, calls: None)
-    best, lowest = None, _open_loop_error(pipe, policy, profile, reference=reference, call=call)
+    bench = _Bench(pipe, profile, reference, call, batch_size, count or (lambda calls: None))
+    best, lowest = None, bench.open_loop_error(policy)
     for done, (steps, fit) in enumerate(candidates):
         tell(done + 1, len(candidates) + 2)
         task = RefitTask(reference.latents, profile.nominal, fit, fitted=half)
-        _, error = _refit(pipe, steps, profile, task=task, reference=reference, call=call)
+        _, error = bench.refit(steps, task)
         if error < lowest:
             best, lowest = (steps, task), error
     if best is not None:
-        task = replace(best[1], fitted=None)
-        plan, _ = _refit(pipe, best[0], profile, task=task, reference=reference, call=call)
+        plan, _ = bench.refit(best[0], replace(best[1], fitted=None))
         policy = replace(policy, plan=plan)
     tell(len(candidates) + 2, len(candidates) + 2)
     return policy
 
 
-def _refit(
-    pipe: Pipeline,
-    steps: tuple[int, ...],
-    profile: Profile,
-    *,
-    task: RefitTask,
-    reference: Reference,
-    call: dict[str, Any],
-) -> tuple[TrajectoryPlan, float]:
-    (plan,) = fit_plans(profile.statistics, profile.nominal, schedules=[steps], fit=task.fit)
-    arguments = call | reference.arguments(slice(None))
-    return refit_run(pipe, make_policy(profile, plan), task=task, call=arguments)
+@dataclass(frozen=True, eq=False)
+class _Bench:
+    """Where candidates are tried: the pipeline, its reference runs, and how it is called."""
 
+    pipe: Pipeline
+    profile: Profile
+    reference: Reference
+    call: dict[str, Any]
+    batch_size: int | None
+    count: Count
 
-def _open_loop_error(
-    pipe: Pipeline,
-    policy: Policy,
-    profile: Profile,
-    *,
-    reference: Reference,
-    call: dict[str, Any],
-) -> float:
-    """Final distance of the second half of the prompts, with a plan from the first half's runs."""
-    half = len(reference.runs) // 2
-    places = [profile.prompts.index(run) for run in reference.runs[:half]]
-    (plan,) = fit_plans(
-        profile.statistics.select(places),
-        profile.nominal,
-        schedules=[policy.compute_steps],
-        fit=Fit(),
-    )
-    judged = slice(half, None)
-    with attach(pipe, make_policy(profile, plan)):
-        final = pipe(**(call | reference.arguments(judged) | {"output_type": "latent"}))[0]
-    target = reference.latents[-1][judged].to(final)
-    return float((final.double() - target.double()).square().mean().sqrt())
+    def refit(self, steps: tuple[int, ...], task: RefitTask) -> tuple[TrajectoryPlan, float]:
+        """Fit a schedule in closed loop; its plan and its error."""
+        profile = self.profile
+        (plan,) = fit_plans(profile.statistics, profile.nominal, schedules=[steps], fit=task.fit)
+        return refit_run(
+            self.pipe,
+            make_policy(profile, plan),
+            task=task,
+            call=self.call | self.reference.arguments(slice(None)),
+            batch_size=self.batch_size,
+            count=self.count,
+        )
+
+    def open_loop_error(self, policy: Policy) -> float:
+        """Final distance of the second half of the prompts, planned from the first half's runs."""
+        profile, runs = self.profile, self.reference.runs
+        half = len(runs) // 2
+        (plan,) = fit_plans(
+            profile.statistics.select([profile.prompts.index(run) for run in runs[:half]]),
+            profile.nominal,
+            schedules=[policy.compute_steps],
+            fit=Fit(),
+        )
+        judged = slice(half, None)
+        call = self.call | self.reference.arguments(judged) | {"output_type": "latent"}
+        with (
+            micro_batches(self.pipe, self.batch_size, prompts=len(runs) - half),
+            attach(self.pipe, make_policy(profile, plan)) as handle,
+        ):
+            final = self.pipe(**call)[0]
+        self.count(handle.stats.last.computed_steps * (len(runs) - half))
+        target = self.reference.latents[-1][judged].to(final)
+        return float((final.double() - target.double()).square().mean().sqrt())

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 import ertacache
+from ertacache.calibration.quality import error_of, guess_unit, predicted_psnr
 from ertacache.core.frontier import Frontier, solve_frontier
 from ertacache.core.plan import PaperPlan, Reuse, TrajectoryPlan
 from ertacache.core.rectify import profile_rectification
@@ -22,20 +23,23 @@ from ertacache.core.timesteps import adjusted_sigmas, profile_step_scales
 from ertacache.formats.policy import Policy, ValidationRow
 from ertacache.formats.profile import Profile
 
-__all__ = ["Method", "Wish", "make_policy", "solve", "solve_all"]
+__all__ = ["WISHES", "Method", "Wish", "make_policy", "paper_distances", "solve", "solve_all"]
 
 Method = Literal["trajectory", "paper"]
+WISHES = ("speedup", "compute_steps", "max_error", "min_psnr", "threshold")
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What a policy is to be; exactly one of the first four is given.
+    """What a policy is to be; exactly one of the first five is given.
 
     Attributes:
         speedup: at least this many times fewer computed steps than steps.
         compute_steps: this many computed steps (the paper's method: at most).
         max_error: the fewest computed steps expected to stay within this distance of the final
             latent; ``"trajectory"`` only.
+        min_psnr: the fewest computed steps expected to come this near to the full run, in dB;
+            ``"trajectory"`` only.
         threshold: the paper's lambda; ``"paper"`` only.
         method: trajectory rectification, or the paper's method.
         reuse: what a reused step returns; ``"paper"`` only, like the rest.
@@ -46,6 +50,7 @@ class Wish:
     speedup: float | None = None
     compute_steps: int | None = None
     max_error: float | None = None
+    min_psnr: float | None = None
     threshold: float | None = None
     method: Method = "trajectory"
     reuse: Reuse = "residual"
@@ -54,12 +59,13 @@ class Wish:
 
     def __post_init__(self) -> None:
         """Check that one thing is wished for, and that the method can grant it."""
-        given = (self.speedup, self.compute_steps, self.max_error, self.threshold)
+        given = [getattr(self, name) for name in WISHES]
         if sum(wish is not None for wish in given) != 1:
-            raise ValueError("give exactly one of speedup, compute_steps, max_error and threshold")
+            raise ValueError(f"give exactly one of {', '.join(WISHES[:-1])} and {WISHES[-1]}")
         if self.method not in ("trajectory", "paper"):
             raise ValueError(f"method must be 'trajectory' or 'paper', got {self.method!r}")
-        if self.method == "paper" and self.max_error is not None:
+        expecting = self.max_error is not None or self.min_psnr is not None
+        if self.method == "paper" and expecting:
             raise ValueError("the paper's method predicts no error: give a speedup or a threshold")
         if self.method != "paper" and self.threshold is not None:
             raise ValueError('a threshold is the paper\'s: give method="paper", or a speedup')
@@ -81,7 +87,12 @@ class Wish:
 
 
 def solve(
-    profile: Profile, *, pinned: Iterable[int] = (), embed_profile: bool = True, **wish: Any
+    profile: Profile,
+    *,
+    pinned: Iterable[int] = (),
+    embed_profile: bool = True,
+    unit_psnr: float | None = None,
+    **wish: Any,
 ) -> Policy:
     """Make a policy from a profile, without the model.
 
@@ -89,8 +100,10 @@ def solve(
         profile: the profile.
         pinned: steps that must be computed; trajectory rectification only.
         embed_profile: keep the profile in the policy, so that it can be solved again.
-        **wish: the fields of ``Wish``: one of ``speedup``, ``compute_steps``, ``max_error`` and
-            ``threshold``; ``method``; and the options of the paper's method.
+        unit_psnr: the PSNR of a latent error of 1, for ``min_psnr``; ``calibrate`` measures it and
+            notes it in its policy. By default it is guessed from the profile, some dB off.
+        **wish: the fields of ``Wish``: one of ``speedup``, ``compute_steps``, ``max_error``,
+            ``min_psnr`` and ``threshold``; ``method``; and the options of the paper's method.
     """
     wanted = Wish(**wish)
     budget = wanted.budget(profile.num_steps)
@@ -100,8 +113,23 @@ def solve(
         return make_policy(profile, _paper_plan(profile, steps, wanted), embed=kept)
     budgets = None if budget is None else [budget]
     frontier = solve_all(profile, budgets=budgets, pinned=pinned)
-    point = frontier.select(compute_steps=budget, max_error=wanted.max_error)
+    limit = wanted.max_error
+    if wanted.min_psnr is not None:
+        unit = guess_unit(profile) if unit_psnr is None else unit_psnr
+        limit = _error_within(frontier, wanted.min_psnr, unit)
+    point = frontier.select(compute_steps=budget, max_error=limit)
     return make_policy(profile, point.plan, embed=kept, predicted_error=point.predicted_error)
+
+
+def _error_within(frontier: Frontier, psnr: float, unit: float) -> float:
+    """The latent error that a PSNR allows; raises if no plan is expected to stay within it."""
+    limit, best = error_of(psnr, unit), min(p.predicted_error for p in frontier.points)
+    if best > limit:
+        raise ValueError(
+            f"no plan is expected to reach {psnr:g} dB; the best is "
+            f"{predicted_psnr(best, unit):.1f} dB"
+        )
+    return limit
 
 
 def solve_all(
@@ -147,7 +175,7 @@ def make_policy(
 
 
 def _threshold_steps(profile: Profile, wish: Wish, budget: int | None) -> tuple[int, ...]:
-    distances = _distances(profile, wish.reuse)
+    distances = paper_distances(profile, wish.reuse)
     if wish.threshold is not None:
         return search_profile(*distances, threshold=wish.threshold)
     if budget is None or budget > profile.num_steps:
@@ -155,7 +183,8 @@ def _threshold_steps(profile: Profile, wish: Wish, budget: int | None) -> tuple[
     return pick_schedule(sweep_profile(*distances), budget)[1]
 
 
-def _distances(profile: Profile, reuse: Reuse) -> tuple[Tensor, Tensor]:
+def paper_distances(profile: Profile, reuse: Reuse) -> tuple[Tensor, Tensor]:
+    """L1 distances of what two steps would leave for reuse, and its norm: what eq. 12 compares."""
     statistics = profile.statistics
     if reuse == "velocity":
         return statistics.output_l1, statistics.output_norm
@@ -165,7 +194,7 @@ def _distances(profile: Profile, reuse: Reuse) -> tuple[Tensor, Tensor]:
 def _paper_plan(profile: Profile, steps: tuple[int, ...], wish: Wish) -> PaperPlan:
     statistics, sigmas = profile.statistics, profile.sigmas
     if wish.adjust_timesteps:
-        l1, _ = _distances(profile, wish.reuse)
+        l1, _ = paper_distances(profile, wish.reuse)
         scales = profile_step_scales(l1, statistics.output_l1, compute_steps=steps)
         sigmas = adjusted_sigmas(sigmas, scales)
     if not wish.rectify:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ertacache.calibration.counting import Count
 from ertacache.calibration.profiling import Progress, generators, split_runs
 from ertacache.core.plan import PaperPlan
 from ertacache.core.threshold import uniform_schedule
@@ -26,7 +27,21 @@ from ertacache.integration import attach
 from ertacache.integration.compat import Pipeline
 from ertacache.metrics import psnr
 
-__all__ = ["Way", "generate", "pays", "plain_reuse", "validate", "ways_of"]
+__all__ = [
+    "MIN_PSNR",
+    "Way",
+    "falls_short",
+    "generate",
+    "measure",
+    "now",
+    "pays",
+    "plain_reuse",
+    "validate",
+    "ways_of",
+]
+
+MIN_PSNR = "min psnr"
+"""Key of the wished PSNR in a policy's provenance."""
 
 IDENTICAL = 100.0  # dB that an identical picture counts for in a mean
 
@@ -74,15 +89,28 @@ def ways_of(policies: dict[str, Policy]) -> list[Way]:
 
 
 def generate(
-    pipe: Pipeline, runs: Sequence[ProfiledPrompt], way: Way, call: dict[str, Any]
+    pipe: Pipeline,
+    runs: Sequence[ProfiledPrompt],
+    way: Way,
+    call: dict[str, Any],
+    *,
+    count: Count | None = None,
 ) -> tuple[Tensor, float]:
-    """Run a batch one way: pictures or videos with values from 0 to 1, and the seconds it took."""
+    """Run a batch one way: pictures or videos with values from 0 to 1, and the seconds it took.
+
+    ``count`` is told how often the network was asked.
+    """
     attached: Any = nullcontext() if way.policy is None else attach(pipe, way.policy)
     arguments = call | {"output_type": "pt", "num_inference_steps": way.num_inference_steps}
-    with attached:
-        start = _now()
+    with attached as handle:
+        start = now()
         result = pipe(prompt=[run.prompt for run in runs], generator=generators(runs), **arguments)
-        seconds = _now() - start
+        seconds = now() - start
+    if count is not None:
+        asked = (
+            len(pipe.scheduler.timesteps) if handle is None else handle.stats.last.computed_steps
+        )
+        count(asked * len(runs))
     return torch.as_tensor(result[0]).float().cpu(), seconds
 
 
@@ -93,6 +121,7 @@ def validate(
     *,
     batch_size: int = 1,
     progress: Progress | None = None,
+    count: Count | None = None,
     **call: Any,
 ) -> tuple[ValidationRow, ...]:
     """Measure a policy, plain reuse and fewer steps against the full run on held-out prompts.
@@ -103,10 +132,11 @@ def validate(
         runs: held-out prompts and their seeds.
         batch_size: prompts per call.
         progress: called with the calls done and the calls in all.
+        count: told how often the network was asked.
         **call: arguments of the pipeline.
     """
     ways = ways_of({"policy": policy})
-    measure(pipe, ways, runs, batch_size=batch_size, progress=progress, call=call)
+    measure(pipe, ways, runs, batch_size=batch_size, progress=progress, call=call, count=count)
     full = median(ways[0].seconds)
     return tuple(
         ValidationRow(
@@ -129,6 +159,7 @@ def measure(
     progress: Progress | None,
     call: dict[str, Any],
     observe: Callable[[Way, Sequence[ProfiledPrompt], Tensor], None] | None = None,
+    count: Count | None = None,
 ) -> None:
     """Run all ways on all batches in turn and write down what they did; the first is the truth."""
     batches = list(split_runs(runs, batch_size))
@@ -136,7 +167,7 @@ def measure(
     for batch in batches:
         truth: Tensor | None = None
         for way in ways:
-            result, seconds = generate(pipe, batch, way, call)
+            result, seconds = generate(pipe, batch, way, call, count=count)
             truth = result if truth is None else truth
             way.seconds.append(seconds)
             way.decibels += psnr(result, truth).clamp_max(IDENTICAL).tolist()
@@ -161,7 +192,19 @@ def pays(rows: Sequence[ValidationRow]) -> str | None:
     return None
 
 
-def _now() -> float:
+def falls_short(policy: Policy) -> str | None:
+    """None if a policy has the PSNR that was wished for, or none was; otherwise the sentence."""
+    wished = policy.provenance.get(MIN_PSNR)
+    if wished is None or not policy.validation:
+        return None
+    measured = policy.validation[0].psnr
+    if measured >= float(wished):
+        return None
+    return f"not reached: {float(wished):.1f} dB were wished for, {measured:.1f} dB measured"
+
+
+def now() -> float:
+    """Seconds since some moment in the past, after the device has done what it was asked to."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return perf_counter()

@@ -86,6 +86,8 @@ def _say_profile(profile: Profile) -> None:
         say_fact("", f"{run.prompt} (seed {run.seed})")
     if profile.num_prompts > 3:
         say_fact("", f"and {profile.num_prompts - 3} more")
+    for name, value in profile.provenance.items():
+        say_fact(name, value)
 
 
 def _say_fingerprint(run: Fingerprint) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "Limit",
     "MaxError",
     "Method",
+    "MinPsnr",
     "Model",
     "PromptsFile",
     "Rectify",
@@ -109,6 +110,14 @@ MaxError = Annotated[
         "--max-error",
         metavar="NUMBER",
         help="The fewest computed steps that are expected to stay within this.",
+    ),
+]
+MinPsnr = Annotated[
+    float | None,
+    typer.Option(
+        "--min-psnr",
+        metavar="DB",
+        help="The fewest computed steps that come this near to the full run, in dB.",
     ),
 ]
 Method = Annotated[

@@ -12,7 +12,7 @@ import typer
 
 from ertacache.cli import options as opt
 from ertacache.cli.console import Stages, say
-from ertacache.cli.group import Interrupted
+from ertacache.cli.group import Interrupted, command_line
 from ertacache.cli.loading import check_continued, check_output, choose_prompts, open_model, running
 
 __all__ = ["MERGE_EXAMPLES", "PROFILE_EXAMPLES", "merge", "profile"]
@@ -34,6 +34,7 @@ ProfileOutput = Annotated[
 
 
 def profile(
+    context: typer.Context,
     model: opt.Model,
     output: ProfileOutput,
     prompts: opt.PromptsFile = None,
@@ -70,6 +71,7 @@ def profile(
                 batch_size=batch_size,
                 path=output,
                 progress=stage("profile"),
+                provenance={"command": command_line(context)},
                 **call,
             )
     except KeyboardInterrupt as error:

@@ -36,6 +36,7 @@ def solve(
     speedup: opt.Speedup = None,
     compute_steps: opt.ComputeSteps = None,
     max_error: opt.MaxError = None,
+    min_psnr: opt.MinPsnr = None,
     method: opt.Method = "trajectory",
     threshold: opt.Threshold = None,
     reuse: opt.Reuse = "residual",
@@ -44,8 +45,9 @@ def solve(
 ) -> None:
     """Make a policy from a profile.
 
-    No model is needed. Give exactly one of --speedup, --compute-steps, --max-error and
-    --threshold.
+    No model is needed. Give exactly one of --speedup, --compute-steps, --max-error, --min-psnr and
+    --threshold. Without the model what an error does to a picture is a guess: --min-psnr is rough
+    here, and measured by calibrate.
     """
     from ertacache import calibration
     from ertacache.formats.policy import Policy
@@ -57,6 +59,7 @@ def solve(
         speedup=speedup,
         compute_steps=compute_steps,
         max_error=max_error,
+        min_psnr=min_psnr,
         method=method,
         threshold=threshold,
         reuse=reuse,

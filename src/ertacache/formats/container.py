@@ -27,11 +27,11 @@ __all__ = ["Document", "open_document", "open_regular", "pack", "write_atomic"]
 
 MAX_FILE_BYTES = 256 << 20
 MAX_HEADER_BYTES = 4 << 20
-VERSION = 1
 METADATA_KEY = "ertacache"
 _SEAL = '{{"checksum":"{}",'  # what the text begins with; "checksum" sorts before all other keys
 _SEAL_LENGTH = len(_SEAL.format("0" * 64))
 _KINDS = {"ertacache-policy": "policy", "ertacache-profile": "profile"}
+_NEWEST = {"ertacache-policy": 1, "ertacache-profile": 2}  # versions
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +40,7 @@ class Document:
 
     Attributes:
         fields: the JSON object of the header, without format, version and checksum.
+        version: of the format.
         entries: the tensors as safetensors' own header declares them.
         text: the JSON text that the checksum covers.
         header: length prefix and header, as they stand in the file.
@@ -48,6 +49,7 @@ class Document:
     """
 
     fields: dict[str, Any]
+    version: int
     entries: dict[str, Any]
     text: str
     header: bytes
@@ -90,11 +92,13 @@ def open_document(stream: BinaryIO, size: int, *, kind: str) -> Document:
     header = _read(stream, length)
     entries = parse_object(header, "the header")
     text = _metadata(entries.pop("__metadata__", None))
-    fields = _open_seal(text, kind)
-    return Document(fields, entries, text, prefix + header, stream, size - 8 - length)
+    fields, version = _open_seal(text, kind)
+    return Document(fields, version, entries, text, prefix + header, stream, size - 8 - length)
 
 
-def pack(kind: str, fields: Mapping[str, object], *, tensors: Mapping[str, Tensor]) -> bytes:
+def pack(
+    kind: str, fields: Mapping[str, object], *, tensors: Mapping[str, Tensor], version: int = 1
+) -> bytes:
     """Return the bytes of a file of ``kind``; the same bytes for the same content.
 
     Example:
@@ -108,7 +112,7 @@ def pack(kind: str, fields: Mapping[str, object], *, tensors: Mapping[str, Tenso
         raise FormatError(f"its tensors take {total} bytes, more than the limit {MAX_FILE_BYTES}")
     # Clones, because safetensors refuses tensors that share their memory.
     ready = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    text = canonical({"format": kind, "version": VERSION, **fields})
+    text = canonical({"format": kind, "version": version, **fields})
     draft = _serialize(text, "0" * 64, ready)
     start = 8 + struct.unpack("<Q", draft[:8])[0]
     if start > MAX_HEADER_BYTES or len(draft) > MAX_FILE_BYTES:
@@ -172,8 +176,8 @@ def _metadata(value: object) -> str:
     return str(text)
 
 
-def _open_seal(text: str, kind: str) -> dict[str, Any]:
-    """Return the fields of the header after checking what all versions have in common."""
+def _open_seal(text: str, kind: str) -> tuple[dict[str, Any], int]:
+    """Return the fields of the header, and their version, once what all share is checked."""
     fields = parse_object(text.encode(), f"the metadata {METADATA_KEY!r}")
     found, version = fields.pop("format", None), fields.pop("version", None)
     if type(found) is not str or found not in _KINDS:
@@ -182,9 +186,9 @@ def _open_seal(text: str, kind: str) -> dict[str, Any]:
         raise FormatError(f"it is a {_KINDS[found]}, not a {_KINDS[kind]}")
     if type(version) is not int or version < 1:
         raise FormatError("its format version is not a positive integer")
-    if version > VERSION:
+    if version > _NEWEST[kind]:
         raise FormatError(
-            f"it has format version {version} and this ertacache reads up to {VERSION}: "
+            f"it has format version {version} and this ertacache reads up to {_NEWEST[kind]}: "
             "upgrade ertacache"
         )
     checksum = fields.pop("checksum", None)
@@ -192,7 +196,7 @@ def _open_seal(text: str, kind: str) -> dict[str, Any]:
         raise FormatError("its metadata does not begin with a checksum")
     if len(checksum) != 64:
         raise FormatError("its checksum does not have 64 digits")
-    return fields
+    return fields, version
 
 
 def _layout(shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, object], int]:

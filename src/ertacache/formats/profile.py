@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from typing import Any
 
@@ -22,17 +22,20 @@ from ertacache.formats.checks import (
     check_sigmas,
     check_tensor,
     check_text,
+    check_texts,
     raising,
 )
 from ertacache.formats.container import Document, open_document, open_regular, pack, write_atomic
 from ertacache.formats.fingerprint import Fingerprint, hash_sigmas
 from ertacache.formats.strictjson import take_record
+from ertacache.formats.triangle import pack_triangle, unpack_triangle
 
 __all__ = ["Profile", "ProfileError", "ProfiledPrompt"]
 
 KIND = "ertacache-profile"
 MAX_PROMPTS = 10_000
 _FIELDS: dict[str, tuple[type, ...]] = {"fingerprint": (dict,), "prompts": (list,)}
+_FIELDS_2 = _FIELDS | {"provenance": (dict,)}
 _PROMPT: dict[str, tuple[type, ...]] = {"elements": (int,), "prompt": (str,), "seed": (int,)}
 
 
@@ -75,6 +78,8 @@ class Profile:
             ``x[k+1] = nominal[k, 0] x[k] + nominal[k, 1] v[k]``.
         statistics: what was measured, one set per prompt.
         prompts: the P runs, in the order of the statistics, no two the same.
+        provenance: where the profile comes from, free texts such as the command line. A policy that
+            embeds a profile keeps its own provenance only.
     """
 
     fingerprint: Fingerprint
@@ -82,6 +87,7 @@ class Profile:
     nominal: Tensor
     statistics: RunStatistics
     prompts: tuple[ProfiledPrompt, ...]
+    provenance: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check that the parts are valid and belong together."""
@@ -91,6 +97,7 @@ class Profile:
             check_tensor("nominal", self.nominal, shape=(self.num_steps, 2))
             self._check_prompts()
             self._check_statistics()
+            object.__setattr__(self, "provenance", check_texts("provenance", self.provenance))
 
     @property
     def num_steps(self) -> int:
@@ -119,7 +126,8 @@ class Profile:
                 f"{twice.seed} is in more than one of them, and would count twice"
             )
         statistics = self.statistics.join(*(other.statistics for other in others))
-        return Profile(self.fingerprint, self.sigmas, self.nominal, statistics, prompts)
+        origins = _merge_texts([part.provenance for part in parts])
+        return Profile(self.fingerprint, self.sigmas, self.nominal, statistics, prompts, origins)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile to ``path``; an old file stays until the new one is whole."""
@@ -148,13 +156,18 @@ class Profile:
 
     @classmethod
     def _from_document(cls, document: Document) -> Profile:
-        fields = take_record(document.fields, _FIELDS, "profile")
+        known = _FIELDS if document.version == 1 else _FIELDS_2
+        fields = take_record(document.fields, known, "profile")
+        origin = fields.get("provenance", {})
+        if document.version > 1 and not origin:
+            raise FormatError("a profile without provenance has format version 1")
         fingerprint = Fingerprint._from_json(fields["fingerprint"])
         prompts = take_prompts(fields["prompts"])
         shapes = profile_shapes(fingerprint.num_steps, len(prompts))
         shapes["sigmas"] = (fingerprint.num_steps + 1,)
         tensors = document.read_tensors(shapes)
-        return cls._from_parts(fingerprint, tensors["sigmas"], prompts, tensors=tensors)
+        profile = cls._from_parts(fingerprint, tensors["sigmas"], prompts, tensors=tensors)
+        return replace(profile, provenance=origin)
 
     @classmethod
     def _from_parts(
@@ -166,11 +179,11 @@ class Profile:
         tensors: Mapping[str, Tensor],
     ) -> Profile:
         statistics = RunStatistics(
-            inner=_unpack(tensors["inner"], 2 * fingerprint.num_steps + 1),
+            inner=unpack_triangle(tensors["inner"], 2 * fingerprint.num_steps + 1),
             means=tensors["means"],
-            residual_l1=_unpack(tensors["residual_l1"], fingerprint.num_steps),
+            residual_l1=unpack_triangle(tensors["residual_l1"], fingerprint.num_steps),
             residual_norm=tensors["residual_norm"],
-            output_l1=_unpack(tensors["output_l1"], fingerprint.num_steps),
+            output_l1=unpack_triangle(tensors["output_l1"], fingerprint.num_steps),
             output_norm=tensors["output_norm"],
             elements=torch.tensor([elements for _, elements in prompts], dtype=torch.int64),
         )
@@ -178,8 +191,13 @@ class Profile:
         return cls(fingerprint, sigmas, tensors["nominal"], statistics, records)
 
     def _to_bytes(self) -> bytes:
-        fields = {"fingerprint": self.fingerprint._to_json(), "prompts": self._prompts_json()}
-        return pack(KIND, fields, tensors={"sigmas": self.sigmas, **self._tensors()})
+        fields: dict[str, object] = {"fingerprint": self.fingerprint._to_json()}
+        fields["prompts"] = self._prompts_json()
+        tensors = {"sigmas": self.sigmas, **self._tensors()}
+        if not self.provenance:
+            return pack(KIND, fields, tensors=tensors)
+        origin = {"provenance": dict(self.provenance)}
+        return pack(KIND, fields | origin, tensors=tensors, version=2)
 
     def _prompts_json(self) -> list[dict[str, object]]:
         counts = self.statistics.elements.tolist()
@@ -190,12 +208,12 @@ class Profile:
 
     def _tensors(self) -> dict[str, Tensor]:
         return {
-            "inner": _pack_triangle(self.statistics.inner),
+            "inner": pack_triangle(self.statistics.inner),
             "means": self.statistics.means,
             "nominal": self.nominal,
-            "output_l1": _pack_triangle(self.statistics.output_l1),
+            "output_l1": pack_triangle(self.statistics.output_l1),
             "output_norm": self.statistics.output_norm,
-            "residual_l1": _pack_triangle(self.statistics.residual_l1),
+            "residual_l1": pack_triangle(self.statistics.residual_l1),
             "residual_norm": self.statistics.residual_norm,
         }
 
@@ -265,6 +283,14 @@ def take_prompts(value: list[Any]) -> list[tuple[ProfiledPrompt, int]]:
     return runs
 
 
+def _merge_texts(parts: list[Mapping[str, str]]) -> dict[str, str]:
+    """All texts by name; where parts differ, each of their lines once."""
+    lines: dict[str, dict[str, None]] = {}
+    for name, text in (entry for part in parts for entry in part.items()):
+        lines.setdefault(name, {}).update(dict.fromkeys(text.split("\n")))
+    return {name: "\n".join(found) for name, found in lines.items()}
+
+
 def _first_repeated(prompts: tuple[ProfiledPrompt, ...]) -> ProfiledPrompt | None:
     seen: set[ProfiledPrompt] = set()
     for record in prompts:
@@ -272,17 +298,3 @@ def _first_repeated(prompts: tuple[ProfiledPrompt, ...]) -> ProfiledPrompt | Non
             return record
         seen.add(record)
     return None
-
-
-def _pack_triangle(matrix: Tensor) -> Tensor:
-    """Upper triangles with their diagonals, row by row: (P, n, n) to (P, n (n + 1) / 2)."""
-    row, column = torch.triu_indices(matrix.shape[-1], matrix.shape[-1])
-    return matrix[:, row, column]
-
-
-def _unpack(packed: Tensor, size: int) -> Tensor:
-    row, column = torch.triu_indices(size, size)
-    matrix = packed.new_empty(len(packed), size, size)
-    matrix[:, row, column] = packed
-    matrix[:, column, row] = packed
-    return matrix

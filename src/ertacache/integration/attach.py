@@ -6,6 +6,7 @@ Brings the parts together; how a step is decided, computed and reused is theirs 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -13,19 +14,21 @@ from typing import Any
 import torch
 
 from ertacache.formats.policy import Policy, PolicyError
-from ertacache.integration.compat import HookSeat, Pipeline, begin_index
+from ertacache.integration.compat import HookSeat, LoopSeat, Pipeline, begin_index
 from ertacache.integration.denoiser import DenoiserHook
 from ertacache.integration.fingerprints import (
     check_pipeline,
     check_run,
     find_denoisers,
+    model_name,
     run_differences,
     warn_of,
 )
+from ertacache.integration.parts import Parts, find_step
 from ertacache.integration.probe import check_deterministic
 from ertacache.integration.run import Run, Stats
 from ertacache.integration.scheduler import SchedulerPatch, StepCall, check_plain
-from ertacache.integration.updates import Update, make_update
+from ertacache.integration.updates import Update
 
 __all__ = ["Handle", "attach"]
 
@@ -38,8 +41,12 @@ def attach(
 ) -> Handle:
     """Make every generation of a pipeline follow a policy, until ``detach()``.
 
-    The handle follows one run at a time. A network that another pipeline uses too must not be used
-    there before the run is over, or after it was broken off, before the next run or ``detach()``.
+    The handle follows one run at a time: a network that another pipeline uses too must not be used
+    there before the run is over. A run is over when its loop is left, also by an exception; if the
+    loop has no progress bar, a run broken off between steps is over with the next or ``detach()``.
+
+    A run on the last steps of the policy's table, as image to image is, gets a policy of its own,
+    solved from the profile in the policy, if the scheduler takes steps of first order.
 
     Args:
         pipe: a diffusers pipeline with a deterministic scheduler.
@@ -81,14 +88,16 @@ class Handle:
         self._scheduler = pipe.scheduler
         check_deterministic(self._scheduler, num_steps=policy.num_steps)
         check_pipeline(pipe, policy)
-        self._update = update or make_update(policy, self._scheduler, cache_device=cache_device)
+        self._parts = Parts(pipe, policy, cache_device=cache_device, update=update)
+        self._first = self._loop = 0
+        _, self._update = self._parts.get(0, begin=0)
         self._run = Run(
             policy.compute_steps,
             num_steps=policy.num_steps,
             # A plan of trajectories was solved across the change of experts; the paper's was not.
             per_module=policy.method == "paper",
             cache_device=cache_device,
-            held=self._update.held,
+            held=lambda: self._update.held(),
             check=self._check_call,
         )
         self._warned = False
@@ -98,6 +107,7 @@ class Handle:
             patch = SchedulerPatch(self._scheduler, on_start=self._on_start, on_step=self._on_step)
             undo.callback(patch.remove)
             undo.callback(self._close)
+            undo.callback(LoopSeat(pipe, on_begin=self._loop_end).remove)
             for module in denoisers.values():
                 seat = HookSeat(module, DenoiserHook(self._run, abort=self._close))
                 undo.callback(seat.remove)
@@ -133,11 +143,29 @@ class Handle:
 
     def _on_start(self) -> None:
         self._close(restore=False)
-        check_run(self._scheduler, self._policy)
+        self._first = check_run(self._scheduler, self._policy, model=model_name(self._pipe))
         for seat in self._seats:
             seat.ensure()
-        self._update.start()
+        self._follow(self._first, begin=0)
         self._run.start()
+
+    def _follow(self, first: int, *, begin: int) -> None:
+        """Let the run begin with step ``first`` of the policy's table, ``begin`` of its own."""
+        policy, self._update = self._parts.get(first, begin=begin)
+        self._update.start()
+        self._run.follow(policy.compute_steps, num_steps=policy.num_steps)
+
+    def _loop_end(self) -> Callable[[], None]:
+        """Return what is to be called when the loop that begins now is left."""
+        number = self._run.number
+        inner, self._loop = self._loop == number, number
+
+        def end() -> None:
+            # Bars inside of a loop mean nothing, and a later run may have begun since.
+            if self._run.number == number and not inner:
+                self._close()
+
+        return end
 
     def _on_step(self, call: StepCall) -> Any:
         step = self._run.step
@@ -161,8 +189,9 @@ class Handle:
     def _check_call(self, step: int | None) -> None:
         if self._pipe.scheduler is not self._scheduler:
             raise RuntimeError("pipe.scheduler was replaced: detach, and attach the policy again")
-        if step == 0 and begin_index(self._scheduler):
-            raise PolicyError(_STARTS_LATE)
+        begin = begin_index(self._scheduler)
+        if step == 0 and begin:
+            self._follow(self._first + begin, begin=begin)
 
     def _check_step(self, step: int, call: StepCall) -> None:
         if self._run.calls == 0:
@@ -182,15 +211,11 @@ class Handle:
         check_plain(call, self._scheduler)
         # Schedulers that were not told where to begin look the timestep up as well.
         if begin_index(self._scheduler) is None:
-            timestep = torch.as_tensor(call.timestep).flatten()[0]
-            if bool(timestep.to(self._scheduler.timesteps) != self._scheduler.timesteps[0]):
-                raise PolicyError(_STARTS_LATE)
+            table = self._scheduler.timesteps
+            timestep = torch.as_tensor(call.timestep).flatten()[0].to(table)
+            if bool(timestep != table[0]):
+                begin = find_step(table, timestep)
+                self._follow(self._first + begin, begin=begin)
         if not self._warned:
             self._warned = True
             warn_of(run_differences(self._policy, self._pipe, sample=call.sample))
-
-
-_STARTS_LATE = (
-    "the run does not begin with step 0, as image to image does: the policy is for whole runs; "
-    "detach it for this call"
-)

@@ -6,7 +6,9 @@ Knows hooks, schedulers' counters and their history; knows neither policies nor 
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping
+from types import MethodType
 from typing import Any, Protocol
 
 from diffusers.hooks import HookRegistry, ModelHook  # type: ignore[attr-defined]
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 __all__ = [
     "HOOK",
     "HookSeat",
+    "LoopSeat",
     "ModelHook",
     "Pipeline",
     "Scheduler",
@@ -128,6 +131,53 @@ class HookSeat:
             vars(self._module).pop("forward", None)
         if not self._had_registry:
             vars(self._module).pop("_diffusers_hook", None)
+
+
+class LoopSeat:
+    """The end of a pipeline's loop, seen by the progress bar that all of them put around it."""
+
+    def __init__(self, pipe: Pipeline, *, on_begin: Callable[[], Callable[[], None]]) -> None:
+        """Watch the bars that ``pipe`` makes.
+
+        Args:
+            pipe: the pipeline; one without progress bars is left alone.
+            on_begin: called when a bar is made; returns what to call when that bar is closed,
+                which happens however its loop is left.
+        """
+        self._pipe: Any = pipe
+        self._before: Any = vars(pipe).get("progress_bar")
+        own: Any = getattr(type(pipe), "progress_bar", None)
+        self._seated = callable(own)
+        if not self._seated:
+            return
+        original: Any = self._before or MethodType(own, pipe)
+
+        @functools.wraps(own)
+        def progress_bar(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if self is not pipe:  # a copy of the pipeline took the method along
+                return own(self, *args, **kwargs)
+            bar = original(*args, **kwargs)
+            if not hasattr(bar, "close"):
+                return bar
+            on_close = on_begin()
+
+            def end(*args: Any, **kwargs: Any) -> Any:
+                vars(bar).pop("close", None)  # once, and the bar can be freed
+                on_close()
+                return bar.close(*args, **kwargs)
+
+            bar.close = end
+            return bar
+
+        vars(pipe)["progress_bar"] = MethodType(progress_bar, pipe)
+
+    def remove(self) -> None:
+        """Let the pipeline make its bars as before."""
+        if not self._seated:
+            return
+        vars(self._pipe).pop("progress_bar", None)
+        if self._before is not None:
+            vars(self._pipe)["progress_bar"] = self._before
 
 
 def unwrap(module: nn.Module) -> nn.Module:

@@ -6,6 +6,8 @@ no method: a policy is looked at for the run it was made for only.
 
 from __future__ import annotations
 
+import logging
+import shlex
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,19 +25,25 @@ from ertacache.formats.fingerprint import (
 )
 from ertacache.formats.policy import Policy, PolicyError
 from ertacache.integration.compat import Pipeline, Scheduler, unwrap
+from ertacache.integration.later import budget_of
 from ertacache.integration.tables import read_sigmas, table_distance
 
 __all__ = [
+    "calibrate_command",
     "check_pipeline",
     "check_run",
     "current_guidance",
     "find_denoisers",
     "fingerprint",
+    "model_name",
     "run_differences",
+    "tell_versions",
     "warn_of",
 ]
 
 DENOISERS = ("transformer", "transformer_2", "unet")
+_TOLD: set[tuple[object, ...]] = set()  # policies whose versions were told of, in this process
+_LOG = logging.getLogger(__name__)
 TABLE_TOLERANCE = 1e-4  # of the table's range: other hardware rounds, another shift is far above
 
 
@@ -93,27 +101,87 @@ def check_pipeline(pipe: Pipeline, policy: Policy) -> None:
     if fatal:
         raise PolicyError(
             "the policy was calibrated for another pipeline: "
-            + ", ".join(map(str, fatal))
+            + _listed(fatal)
             + "; attach it to the pipeline it was made for, or calibrate one for this"
         )
-    warn_of(differences)
+    versions = [d for d in differences if d.field.startswith("versions.")]
+    warn_of([d for d in differences if d not in versions])
+    tell_versions(policy, versions)
 
 
-def check_run(scheduler: Scheduler, policy: Policy) -> None:
-    """Compare the table that ``set_timesteps`` just made with the policy's; raise if it differs."""
+def tell_versions(policy: Policy, differences: Sequence[Difference]) -> None:
+    """Tell once per policy and process that library versions differ.
+
+    Another minor version of diffusers, whose pipelines and schedulers may do something else, is
+    warned of; anything less is logged at level INFO.
+    """
+    facts, compute_steps = policy.fingerprint, policy.compute_steps
+    same = (facts.denoiser_hash, facts.sigmas_hash, compute_steps, policy.predicted_error)
+    key = (*same, *sorted(facts.versions.items()))
+    if not differences or key in _TOLD:
+        return
+    _TOLD.add(key)
+    if any(
+        d.field == "versions.diffusers" and _series(d.calibrated, d.current) for d in differences
+    ):
+        warn_of(differences)
+    else:
+        _LOG.info("the policy was calibrated with other versions: %s", _listed(differences))
+
+
+def _series(*versions: object) -> bool:
+    """Tell whether two versions are known and differ before the second dot."""
+    known = [version.split(".")[:2] for version in versions if isinstance(version, str)]
+    return len(known) == 2 and known[0] != known[1]
+
+
+def check_run(scheduler: Scheduler, policy: Policy, *, model: str | None = None) -> int:
+    """Compare the table that ``set_timesteps`` just made with the policy's; raise if it differs.
+
+    Args:
+        scheduler: the scheduler.
+        policy: the policy.
+        model: what the pipeline was loaded from, for the command to run instead.
+
+    Returns:
+        The step of the policy's table with which the run's begins: 0, or later if the run has only
+        the last entries of the table.
+    """
     steps = len(scheduler.timesteps)
-    if steps != policy.num_steps:
+    first = policy.num_steps - steps
+    if first >= 0:
+        distance = table_distance(policy.sigmas[first:], read_sigmas(scheduler))
+        if distance <= TABLE_TOLERANCE:
+            return first
+    command = calibrate_command(policy, model, steps=steps)
+    if first:
         raise PolicyError(
             f"the run has {steps} steps, but the policy is for {policy.num_steps}: "
-            f"pass num_inference_steps={policy.num_steps}, or calibrate a policy for {steps}"
+            f"pass num_inference_steps={policy.num_steps}, of which "
+            f"{len(policy.compute_steps)} are computed, or run: {command}"
         )
-    distance = table_distance(policy.sigmas, read_sigmas(scheduler))
-    if not distance <= TABLE_TOLERANCE:
-        raise PolicyError(
-            f"the run's sigma table is {distance:.1%} of its range off the policy's: a shift that "
-            "depends on the resolution, or sigmas= or timesteps= were passed; "
-            "calibrate a policy for this table"
-        )
+    raise PolicyError(
+        f"the run's sigma table is {distance:.1%} of its range off the policy's: a shift that "
+        "depends on the resolution, or sigmas= or timesteps= were passed; "
+        f"leave them as they were, or run: {command} {_AS_CALLED}"
+    )
+
+
+_AS_CALLED = "(with --height, --width and --arg sigmas=[...] as in this call)"
+
+
+def model_name(pipe: Pipeline) -> str | None:
+    """Return the folder or hub id that a pipeline was loaded from, None if it was not."""
+    name = getattr(pipe, "name_or_path", None)
+    return name if isinstance(name, str) and name else None
+
+
+def calibrate_command(policy: Policy, model: str | None, *, steps: int) -> str:
+    """Return the command line that makes a policy of the same kind for runs of ``steps`` steps."""
+    options = ["--method", policy.method] if policy.method != "trajectory" else []
+    options += ["--steps", str(steps), "--compute-steps", str(budget_of(policy, steps))]
+    words = ["ertacache", "calibrate", model or "MODEL", "--prompts", "prompts.txt", *options]
+    return shlex.join([*words, "-o", f"policy-{steps}.safetensors"])
 
 
 def run_differences(policy: Policy, pipe: Pipeline, *, sample: Tensor) -> list[Difference]:
@@ -127,9 +195,13 @@ def warn_of(differences: Sequence[Difference]) -> None:
     """Warn of all differences in one sentence; say nothing if there are none."""
     if differences:
         warnings.warn(
-            "the policy was calibrated under other conditions: " + ", ".join(map(str, differences)),
+            "the policy was calibrated under other conditions: " + _listed(differences),
             stacklevel=2,
         )
+
+
+def _listed(differences: Sequence[Difference]) -> str:
+    return ", ".join(map(str, differences))
 
 
 def _config(module: nn.Module) -> dict[str, object]:

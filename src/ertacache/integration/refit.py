@@ -1,12 +1,12 @@
 """The closed-loop refit on a pipeline: run a schedule and fit each step where it really is.
 
-All calibration prompts go through one call of the pipeline, in lockstep. Knows neither how the
-schedule was found nor what becomes of the plan.
+All calibration prompts go through one call of the pipeline, in lockstep; the network sees them in
+micro-batches. Knows neither how the schedule was found nor what becomes of the plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from ertacache.core.sampler import combine
 from ertacache.core.solve import Fit
 from ertacache.formats.policy import Policy
 from ertacache.integration.attach import Handle
+from ertacache.integration.batches import micro_batches
 from ertacache.integration.compat import Pipeline, Scheduler
 from ertacache.integration.scheduler import StepCall
 from ertacache.integration.updates import LinearStep, precise
@@ -45,7 +46,13 @@ class RefitTask:
 
 
 def refit_run(
-    pipe: Pipeline, policy: Policy, *, task: RefitTask, call: dict[str, Any]
+    pipe: Pipeline,
+    policy: Policy,
+    *,
+    task: RefitTask,
+    call: dict[str, Any],
+    batch_size: int | None = None,
+    count: Callable[[int], None] | None = None,
 ) -> tuple[TrajectoryPlan, float]:
     """Run a policy's schedule on calibration prompts and fit its coefficients anew.
 
@@ -54,13 +61,21 @@ def refit_run(
         policy: whose computed steps are taken.
         task: what to fit to.
         call: arguments of the pipeline that gave the task's latents, with prompts and generators.
+        batch_size: prompts per call of the network; None is all of them at once.
+        count: told how often the network was asked, once per prompt and computed step.
 
     Returns:
         The plan, and the root mean square distance of the final latents to the reference ones.
     """
     update = _RefitUpdate(pipe.scheduler, task)
-    with Handle(pipe, policy, update=update):
+    prompts = len(task.latents[0])
+    with (
+        micro_batches(pipe, batch_size, prompts=prompts),
+        Handle(pipe, policy, update=update) as handle,
+    ):
         pipe(**(call | {"output_type": "latent"}))
+    if count is not None:
+        count(handle.stats.last.computed_steps * prompts)
     z = update.coefficients
     return TrajectoryPlan(policy.compute_steps, z[:, 0].clone(), z[:, 1:].clone()), update.error
 

@@ -105,10 +105,19 @@ class Run:
         self._runs, self._last, self._before = 0, RunStats(), RunStats()
 
     @property
+    def number(self) -> int:
+        """How many runs have begun."""
+        return self._runs
+
+    @property
     def stats(self) -> Stats:
         """Counts so far."""
         self._count_bytes()
         return Stats(self._runs, self._last, self._before + self._last)
+
+    def follow(self, compute_steps: Iterable[int], *, num_steps: int) -> None:
+        """Take another plan, before the first call of a run or after it, which is computed."""
+        self._computed, self._num_steps = frozenset(compute_steps), num_steps
 
     def start(self) -> None:
         """Begin a run, whatever became of the one before."""

@@ -56,20 +56,21 @@ class Update(Protocol):
 
 
 def make_update(
-    policy: Policy, scheduler: Scheduler, *, cache_device: torch.device | None
+    policy: Policy, scheduler: Scheduler, *, cache_device: torch.device | None, begin: int = 0
 ) -> Update:
-    """Return the update of the policy's method."""
+    """Return the update of the policy's method; ``begin`` as in ``LinearStep``."""
     if isinstance(policy.plan, TrajectoryPlan):
-        return TrajectoryUpdate(policy.plan, scheduler, cache_device=cache_device)
+        return TrajectoryUpdate(policy.plan, scheduler, cache_device=cache_device, begin=begin)
     return PaperUpdate(policy.plan, scheduler, nominal=policy.sigmas, cache_device=cache_device)
 
 
 class LinearStep:
     """A step of our own in place of the scheduler's: ``c x + sum_j a_j v_j``."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        """Remember the forms of the scheduler's results as they are met."""
-        self._scheduler = scheduler
+    def __init__(self, scheduler: Scheduler, *, begin: int = 0) -> None:
+        """Take steps of runs whose step 0 is step ``begin`` of the scheduler's table."""
+        self._scheduler, self._begin = scheduler, begin
+        # The forms of the scheduler's results, as they are met.
         self._results: dict[tuple[torch.dtype, torch.dtype, bool], StepResult] = {}
 
     def take(
@@ -80,7 +81,7 @@ class LinearStep:
 
     def give(self, k: int, call: StepCall, latent: Tensor) -> Any:
         """Return ``latent`` as the result of step ``k``, in the scheduler's form."""
-        set_step_index(self._scheduler, k + 1)
+        set_step_index(self._scheduler, self._begin + k + 1)
         return self._form(call).fill(latent)
 
     def _form(self, call: StepCall) -> StepResult:
@@ -96,14 +97,19 @@ class TrajectoryUpdate:
     """Trajectory rectification: the plan is the solver, on computed and reused steps alike."""
 
     def __init__(
-        self, plan: TrajectoryPlan, scheduler: Scheduler, *, cache_device: torch.device | None
+        self,
+        plan: TrajectoryPlan,
+        scheduler: Scheduler,
+        *,
+        cache_device: torch.device | None,
+        begin: int = 0,
     ) -> None:
-        """Turn the plan's coefficients into numbers."""
+        """Turn the plan's coefficients into numbers; ``begin`` as in ``LinearStep``."""
         self._rows: list[list[float]] = torch.cat(
             [plan.latent[:, None], plan.outputs], dim=1
         ).tolist()
         self._history, self._device = plan.history, cache_device
-        self._linear = LinearStep(scheduler)
+        self._linear = LinearStep(scheduler, begin=begin)
         self._past: list[Tensor] = []
 
     def start(self) -> None:

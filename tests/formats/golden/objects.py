@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -87,6 +88,12 @@ def golden_profile(num_steps: int = 4, num_prompts: int = 2, *, first_seed: int 
     )
 
 
+def golden_known_profile() -> Profile:
+    """A profile that tells where it comes from."""
+    origin = {"command": "ertacache profile emoji-flux", "call": "num_inference_steps=4"}
+    return replace(golden_profile(), provenance=origin)
+
+
 def golden_policy(*, profile: bool = False) -> Policy:
     rows = (
         ValidationRow("policy", 3, 46.5, 1.3, 24),
@@ -117,6 +124,7 @@ GOLDEN = {
     "policy-v1.safetensors": lambda: golden_policy(profile=True),
     "paper-policy-v1.safetensors": golden_paper_policy,
     "profile-v1.safetensors": golden_profile,
+    "profile-v2.safetensors": golden_known_profile,
 }
 
 

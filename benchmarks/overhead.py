@@ -1,0 +1,171 @@
+"""What the denoising loop really gains, and what a reused step costs, on a bundled model.
+
+What it measures: seconds from the first call of the network to the end of the last step, for the
+full run and for policies of both methods at half and a third of the steps computed; and the time
+from the end of one step to the end of the next, on computed steps of the full run and on reused
+steps, where the network does not run and only the pipeline's loop and ertacache remain. Text
+encoding and decoding are left out. All ways take turns in every round, after one round that is not
+counted; times are medians. Prompts and coefficients do not matter here, so one prompt is profiled.
+Writes its rows into ``results/overhead.json``, in place of older rows of the same model. The last
+line of standard output is the JSON of the rows, compact.
+
+    python benchmarks/overhead.py emoji-flux
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from ertacache.calibration.profiling import profile
+from ertacache.calibration.solving import solve
+from ertacache.formats.policy import Policy
+from ertacache.integration import attach
+from ertacache.integration.fingerprints import find_denoisers
+from ertacache.models import MODELS, load_pipeline, load_prompts
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results" / "overhead.json"
+
+
+@dataclass
+class Way:
+    """One way of sampling, and its times in seconds, one list entry per counted run or step."""
+
+    method: str
+    policy: Policy | None
+    loops: list[float] = field(default_factory=list)
+    computed: list[float] = field(default_factory=list)
+    reused: list[float] = field(default_factory=list)
+
+    def note(self, times: list[float]) -> None:
+        """Take the readings of one run: the first call of the network, then the end of steps."""
+        self.loops.append(times[-1] - times[0])
+        reused = set() if self.policy is None else {*self.policy.reuse_steps}
+        for k, (begin, end) in enumerate(pairwise(times)):
+            (self.reused if k in reused else self.computed).append(end - begin)
+
+
+@contextmanager
+def reading(pipe: Any) -> Iterator[list[float]]:
+    """Read the clock at the first call of the network and at the end of every step."""
+    times: list[float] = []
+    scheduler, below = pipe.scheduler, pipe.scheduler.step
+    mine = "step" in vars(scheduler)
+
+    def begin(*_: Any) -> None:
+        if not times:
+            times.append(now())
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        result = below(*args, **kwargs)
+        times.append(now())
+        return result
+
+    hooks = [n.register_forward_pre_hook(begin) for n in find_denoisers(pipe).values()]
+    scheduler.step = step
+    try:
+        yield times
+    finally:
+        for hook in hooks:
+            hook.remove()
+        if mine:
+            scheduler.step = below
+        else:
+            del scheduler.step
+
+
+def now() -> float:
+    """The time, when an accelerator has done all that it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return perf_counter()
+
+
+def make_ways(pipe: Any, name: str, call: dict[str, Any]) -> list[Way]:
+    """The full run, and both methods at half and a third of the steps."""
+    known = profile(pipe, load_prompts(name, "calibration")[:1], **call)
+    ways = [Way("full", None)]
+    for speedup in (2.0, 3.0):
+        ways.append(Way("trajectory", solve(known, speedup=speedup)))
+        ways.append(Way("paper", solve(known, method="paper", speedup=speedup)))
+    return ways
+
+
+def measure(pipe: Any, ways: list[Way], *, prompts: list[str], call: dict[str, Any]) -> None:
+    """Run all ways on every prompt in turn; the first prompt warms up and is not counted."""
+    for number, prompt in enumerate(prompts):
+        for way in ways:
+            generator = torch.Generator().manual_seed(number)
+            attached: Any = nullcontext() if way.policy is None else attach(pipe, way.policy)
+            with attached, reading(pipe) as times:
+                pipe(prompt=prompt, generator=generator, output_type="latent", **call)
+            if number:
+                way.note(times)
+        print(f"{number + 1} of {len(prompts)}", end="\r", flush=True)
+
+
+def make_row(name: str, way: Way, full: Way) -> dict[str, Any]:
+    """One row of the results file."""
+    assert way.policy is not None
+    steps, computed = way.policy.num_steps, len(way.policy.compute_steps)
+    step, reused = median(full.computed), median(way.reused)
+    speedup = median(full.loops) / median(way.loops)
+    return {
+        "model": name,
+        "method": way.method,
+        "steps": steps,
+        "compute_steps": computed,
+        "full_seconds": round(median(full.loops), 4),
+        "seconds": round(median(way.loops), 4),
+        "speedup": round(speedup, 3),
+        "percent_of_ideal": round(100 * speedup * computed / steps, 1),
+        "computed_step_ms": round(1e3 * step, 3),
+        "reused_step_ms": round(1e3 * reused, 3),
+        "reused_step_percent": round(100 * reused / step, 2),
+        # On a busy machine long steps are held up more often than short ones.
+        "fastest_computed_step_ms": round(1e3 * min(full.computed), 3),
+        "runs": len(way.loops),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def main() -> None:
+    """Measure one model and write its rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", choices=sorted(MODELS))
+    parser.add_argument("--runs", type=int, default=30, help="counted runs of every way")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="the results file")
+    given = parser.parse_args()
+    name: str = given.model
+    pipe, call = load_pipeline(name), MODELS[name].call_arguments
+    ways = make_ways(pipe, name, call)
+    heldout = load_prompts(name, "heldout")
+    prompts = [heldout[k % len(heldout)] for k in range(given.runs + 1)]
+    measure(pipe, ways, prompts=prompts, call=call)
+    rows = [make_row(name, way, ways[0]) for way in ways[1:]]
+    others = json.loads(given.output.read_text()) if given.output.exists() else []
+    others = [row for row in others if row["model"] != name]
+    given.output.write_text(json.dumps(others + rows, indent=1) + "\n")
+    for row in rows:
+        print(
+            f"{row['method']:12}{row['compute_steps']:3} of {row['steps']}: "
+            f"{row['speedup']:.2f} times as fast, {row['percent_of_ideal']} % of "
+            f"{row['steps']}/{row['compute_steps']}; a reused step takes {row['reused_step_ms']} "
+            f"ms, {row['reused_step_percent']} % of a computed one"
+        )
+    print(json.dumps(rows, separators=(",", ":")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""What the benchmarks of bundled models share: policies' inputs, intervals, and the results files.
+
+A results file is a list of rows, each with the key "model"; a benchmark replaces the rows of the
+models it was run on and leaves the others alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ertacache.calibration.profiling import profile
+from ertacache.calibration.refining import Reference, collect_reference
+from ertacache.formats.profile import Profile
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results"
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """A profile, and the runs behind it, kept whole."""
+
+    profile: Profile
+    reference: Reference
+
+
+def calibrate(
+    pipe: Any, prompts: Sequence[str], *, batch_size: int, call: dict[str, Any]
+) -> Calibration:
+    """Profile a pipeline and keep its latents, for the refit."""
+    kept: list[Any] = []
+    known = profile(
+        pipe,
+        prompts,
+        batch_size=batch_size,
+        observe=lambda runs, run: kept.append((runs, run)),
+        **call,
+    )
+    reference = collect_reference(pipe, known.prompts, kept, batch_size=batch_size, call=call)
+    return Calibration(known, reference)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The central 95 % of bootstrapped means."""
+    generator = torch.Generator().manual_seed(0)
+    sample = torch.tensor(values)[
+        torch.randint(len(values), (2000, len(values)), generator=generator)
+    ]
+    low, high = sample.mean(1).quantile(torch.tensor([0.025, 0.975])).tolist()
+    return low, high
+
+
+def mean_row(values: Sequence[float], name: str = "psnr") -> Row:
+    """A mean in dB with its interval."""
+    low, high = interval(values)
+    mean = sum(values) / len(values)
+    return {
+        f"{name}_db": round(mean, 2),
+        f"{name}_low": round(low, 2),
+        f"{name}_high": round(high, 2),
+    }
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a results file, none if it is not there."""
+    rows: list[Row] = json.loads(path.read_text()) if path.exists() else []
+    return rows
+
+
+def replace_rows(path: Path, model: str, rows: Iterable[Row]) -> None:
+    """Put the rows of a model in the place of its old ones."""
+    others = [row for row in read_rows(path) if row["model"] != model]
+    path.write_text(json.dumps([*others, *rows], indent=1) + "\n")
+
+
+def show_progress(title: str) -> Any:
+    """What a benchmark is told of the work done and the work in all."""
+
+    def tell(done: int, total: int) -> None:
+        print(f"\r{title}: {done} of {total}   ", end="" if done < total else "\n", flush=True)
+
+    return tell

@@ -1,0 +1,119 @@
+"""Write the tables of results/ into the pages of docs/ that show them.
+
+A table stands between two comments, ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. Run it after
+``fidelity.py`` and ``transfer.py``; the tests check that the pages are up to date.
+
+    python benchmarks/tables.py
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import groupby
+
+from rows import RESULTS, ROOT, Row, read_rows
+
+PAGES = {"fidelity": "docs/fidelity.md", "transfer": "docs/transfer.md"}
+
+
+def fidelity_table(rows: list[Row]) -> str:
+    """One table per model: a row per method and number of computed steps."""
+    parts = []
+    for model, group in groupby(rows, key=lambda row: str(row["model"])):
+        found = list(group)
+        first = found[0]
+        lines = [
+            f"### {model}",
+            "",
+            f"{first['steps']} steps, {first['prompts']} held-out prompts.",
+            "",
+            "| method | computed steps | PSNR, dB (95 %) | SSIM | speed-up |",
+            "|---|--:|--:|--:|--:|",
+        ]
+        lines += [
+            f"| {row['method']} | {row['compute_steps']} | {spread(row)} | {row['ssim']:.4f} | "
+            f"{row['speedup']:.2f} |"
+            for row in found
+        ]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) or "Not measured yet."
+
+
+def transfer_table(rows: list[Row]) -> str:
+    """One table per model, and a sentence on where the policy is ahead."""
+    parts = []
+    for model, group in groupby(rows, key=lambda row: str(row["model"])):
+        found = list(group)
+        home = next(row for row in found if row["calibrated"])
+        lines = [
+            f"### {model}",
+            "",
+            f"Calibrated at {place(home)}; {home['compute_steps']} of {home['steps']} steps "
+            f"computed, {home['prompts']} held-out prompts. {ahead(found)}",
+            "",
+            "| varied | guidance | size | batch | policy, dB (95 %) | fewer steps, dB | ahead |",
+            "|---|--:|--:|--:|--:|--:|---|",
+            *map(transfer_line, found),
+        ]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) or "Not measured yet."
+
+
+def transfer_line(row: Row) -> str:
+    """One line of the table."""
+    guidance = "none" if row["guidance"] is None else f"{row['guidance']:g}"
+    where = f"| {row['varied']} | {guidance} | {row['height']} x {row['width']} | "
+    where += f"{row['batch_size']} | "
+    if "refused" in row:
+        return f"{where}refused | | no |"
+    verdict = "yes" if row["beats_fewer_steps"] else "no"
+    return f"{where}{spread(row)} | {spread(row, 'fewer')} | {verdict} |"
+
+
+def ahead(rows: list[Row]) -> str:
+    """Where the policy is ahead of fewer steps, in a sentence."""
+    behind = [row for row in rows if not row["beats_fewer_steps"]]
+    if not behind:
+        return "The policy is ahead of fewer steps at every setting."
+    places = "; ".join(dict.fromkeys(map(place, behind)))
+    return f"The policy is ahead of fewer steps everywhere but at {places}."
+
+
+def place(row: Row) -> str:
+    """A setting in words."""
+    guidance = "no guidance" if row["guidance"] is None else f"guidance {row['guidance']:g}"
+    return f"{guidance}, {row['height']} x {row['width']}, batch {row['batch_size']}"
+
+
+def spread(row: Row, name: str = "psnr") -> str:
+    """A mean and its interval."""
+    return f"{row[f'{name}_db']:.1f} ({row[f'{name}_low']:.1f} to {row[f'{name}_high']:.1f})"
+
+
+TABLES: dict[str, Callable[[list[Row]], str]] = {
+    "fidelity": fidelity_table,
+    "transfer": transfer_table,
+}
+
+
+def fill(name: str, page: str, rows: list[Row]) -> str:
+    """A page with its table replaced."""
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)
+    if len(pattern.findall(page)) != 1:
+        raise ValueError(f"the page has not one place for the table {name!r}")
+    table = f"{begin}\n\n{TABLES[name](rows)}\n\n{end}"
+    return pattern.sub(lambda _: table, page)
+
+
+def main() -> None:
+    """Rewrite all pages."""
+    for name, page in PAGES.items():
+        path = ROOT / page
+        path.write_text(fill(name, path.read_text(), read_rows(RESULTS / f"{name}.json")))
+        print(path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

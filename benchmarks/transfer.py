@@ -1,0 +1,185 @@
+"""Whether a policy works where it was not calibrated: other guidance, sizes and batches.
+
+One policy per bundled model, calibrated at its default guidance and size, one prompt at a time, at
+half of the steps computed. Then one thing at a time is changed, and on held-out prompts the policy
+and fewer steps are each compared with the full run at the same setting: PSNR of the decoded
+result, with a bootstrap interval over prompts. Guidance 1 is a run without guidance. A setting that
+the policy refuses is a row that says so.
+
+Writes its rows into ``results/transfer.json``, in place of older rows of the same models. The last
+line of standard output is the JSON of the rows, compact.
+
+    python benchmarks/transfer.py                       # every bundled model
+    python benchmarks/transfer.py emoji-wan
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rows import RESULTS, Row, calibrate, mean_row, replace_rows, show_progress
+
+from ertacache.calibration.procedure import HELDOUT_SEED
+from ertacache.calibration.profiling import number_runs
+from ertacache.calibration.refining import refine
+from ertacache.calibration.solving import solve
+from ertacache.calibration.validation import Way, measure
+from ertacache.formats.policy import Policy, PolicyError
+from ertacache.models import MODELS, load_pipeline, load_prompts
+
+SPEEDUP = 2.0
+GUIDANCE = (1.0, 2.0, 3.0, 5.0, 7.0)
+BATCHES = (1, 4)
+GRID = 16  # sizes are multiples of it
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a run, and what sets it apart from the calibrated one.
+
+    Attributes:
+        varied: ``"guidance"``, ``"size"`` or ``"batch"``.
+        guidance: guidance scale; None for a model without.
+        size: height and width in pixels.
+        batch_size: prompts per call.
+    """
+
+    varied: str
+    guidance: float | None
+    size: tuple[int, int]
+    batch_size: int
+
+
+def other_size(size: tuple[int, int]) -> tuple[int, int]:
+    """Three quarters of a size, on the grid; one step more than the size if that is the same."""
+    height, width = (GRID * round(0.75 * side / GRID) for side in size)
+    return (height, width) if (height, width) != size else (size[0] + GRID, size[1] + GRID)
+
+
+def settings_of(model: Any, size: tuple[int, int] | None) -> Iterator[Setting]:
+    """The settings of a model: each guidance, each size, each batch, the rest as calibrated."""
+    home = Setting("guidance", model.guidance, model.size, BATCHES[0])
+    if model.guidance is not None:
+        for guidance in sorted({*GUIDANCE, model.guidance}):
+            yield replace(home, guidance=guidance)
+    for shape in (model.size, size or other_size(model.size)):
+        yield replace(home, varied="size", size=shape)
+    for batch_size in BATCHES:
+        yield replace(home, varied="batch", batch_size=batch_size)
+
+
+def call_of(model: Any, setting: Setting) -> dict[str, Any]:
+    """The pipeline's arguments at a setting."""
+    height, width = setting.size
+    call = model.call_arguments | {"height": height, "width": width}
+    if setting.guidance is not None:
+        call[model.guidance_argument] = setting.guidance
+    return dict(call)
+
+
+def make_policy(pipe: Any, name: str, count: int) -> Policy:
+    """The policy at the model's own setting, one prompt at a time."""
+    call = MODELS[name].call_arguments
+    made = calibrate(pipe, load_prompts(name, "calibration")[:count], batch_size=1, call=call)
+    solved = solve(made.profile, speedup=SPEEDUP)
+    return refine(
+        pipe,
+        solved,
+        made.profile,
+        reference=made.reference,
+        call=call,
+        batch_size=1,
+        progress=show_progress(f"{name}: refit"),
+    )
+
+
+def judge(pipe: Any, policy: Policy, model: Any, setting: Setting, prompts: list[str]) -> Row:
+    """What the policy and fewer steps do at a setting; None where the policy refuses."""
+    steps, computed = policy.num_steps, len(policy.compute_steps)
+    ways = [
+        Way("full", steps, None, steps),
+        Way("policy", computed, policy, steps),
+        Way("fewer steps", computed, None, computed),
+    ]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the setting is another one is the point
+            measure(
+                pipe,
+                ways,
+                number_runs(prompts, HELDOUT_SEED),
+                batch_size=setting.batch_size,
+                progress=None,
+                call=call_of(model, setting),
+            )
+    except PolicyError as error:
+        return {"refused": str(error), "beats_fewer_steps": False}
+    ours, fewer = mean_row(ways[1].decibels), mean_row(ways[2].decibels, "fewer")
+    return {**ours, **fewer, "beats_fewer_steps": ours["psnr_db"] > fewer["fewer_db"]}
+
+
+def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
+    """All rows of a model; a setting that stands in several lists is measured once."""
+    pipe, model = load_pipeline(name), MODELS[name]
+    print(f"{name}: profile")
+    policy = make_policy(pipe, name, options.calibration)
+    prompts = load_prompts(name, "heldout")[: options.heldout]
+    known: dict[Setting, Row] = {}
+    rows = []
+    for setting in settings_of(model, options.size):
+        plain = replace(setting, varied="")
+        if plain not in known:
+            known[plain] = judge(pipe, policy, model, setting, prompts)
+        height, width = setting.size
+        row = {
+            "model": name,
+            "varied": setting.varied,
+            "calibrated": plain == Setting("", model.guidance, model.size, BATCHES[0]),
+            "guidance": setting.guidance,
+            "height": height,
+            "width": width,
+            "batch_size": setting.batch_size,
+            "steps": policy.num_steps,
+            "compute_steps": len(policy.compute_steps),
+            **known[plain],
+            "prompts": len(prompts),
+        }
+        rows.append(row)
+        print({key: row.get(key) for key in ("varied", "guidance", "psnr_db", "fewer_db")})
+    return rows
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Height and width of a text such as 96x96."""
+    height, _, width = text.partition("x")
+    return int(height), int(width)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure models, one after the other, and write their rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--calibration", type=int, default=16, help="calibration prompts")
+    parser.add_argument("--heldout", type=int, default=16, help="held-out prompts")
+    parser.add_argument("--size", type=parse_size, metavar="HxW", help="the other size")
+    parser.add_argument("--results", type=Path, default=RESULTS / "transfer.json")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.models if name not in MODELS]
+    if unknown:
+        parser.error(f"unknown model {unknown[0]!r}; there are {', '.join(MODELS)}")
+    rows: list[Row] = []
+    for name in options.models or MODELS:
+        fresh = measure_model(name, options)
+        replace_rows(options.results, name, fresh)
+        rows += fresh
+    print(json.dumps(rows, separators=(",", ":")))
+
+
+if __name__ == "__main__":
+    main()

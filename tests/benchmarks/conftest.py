@@ -1,0 +1,36 @@
+"""The benchmarks as modules, and tiny pipelines in the place of the bundled models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ertacache.models import Model
+from tests.integration.tiny import CASES, STEPS
+
+FOLDER = Path(__file__).parent.parent.parent / "benchmarks"
+EXTRA = {"max_sequence_length": 8}
+PROMPTS = [f"a {colour} {shape}" for colour in ("red", "blue") for shape in ("circle", "square")]
+TINY = {
+    "flux": Model("flux", "flux", "FluxPipeline", STEPS, 3.5, (32, 32), extra=EXTRA),
+    "wan": Model("wan", "wan", "WanPipeline", STEPS, 5.0, (32, 32), num_frames=9, extra=EXTRA),
+}
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Import a benchmark by name, as its command does, with tiny models."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+    def load(name: str) -> Any:
+        module = import_module(name)
+        monkeypatch.setattr(module, "MODELS", TINY)
+        monkeypatch.setattr(module, "load_pipeline", lambda model: CASES[model].build())
+        monkeypatch.setattr(module, "load_prompts", lambda model, split: PROMPTS)
+        return module
+
+    return load

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ertacache.formats.policy import PolicyError
+
+Load = Callable[[str], Any]
+
+
+def test_every_setting_is_a_row(
+    benchmark: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfer, path = benchmark("transfer"), tmp_path / "transfer.json"
+    asked: list[dict[str, Any]] = []
+    inner = transfer.measure
+
+    def measure(*args: Any, call: dict[str, Any], **kwargs: Any) -> None:
+        asked.append(call | {"batch_size": kwargs["batch_size"]})
+        if call["guidance_scale"] == 7.0:
+            raise PolicyError("no guidance of 7")
+        inner(*args, call=call, **kwargs)
+
+    monkeypatch.setattr(transfer, "measure", measure)
+    small = ["--calibration", "2", "--heldout", "2", "--size", "48x32", "--results", str(path)]
+    transfer.main(["flux", *small])
+    rows = json.loads(path.read_text())
+    assert [row["varied"] for row in rows] == ["guidance"] * 6 + ["size"] * 2 + ["batch"] * 2
+    assert [row["guidance"] for row in rows[:6]] == [1.0, 2.0, 3.0, 3.5, 5.0, 7.0]
+    assert [(row["height"], row["width"]) for row in rows[6:8]] == [(32, 32), (48, 32)]
+    assert [row["batch_size"] for row in rows[8:]] == [1, 4]
+    assert [row["calibrated"] for row in rows].count(True) == 3
+    assert len(asked) == 8  # the calibrated setting stands in three lists and is measured once
+    assert (asked[6]["height"], asked[7]["batch_size"]) == (48, 4)
+    for row in rows:
+        if row["guidance"] == 7.0:
+            assert row["refused"] == "no guidance of 7"
+            assert row["beats_fewer_steps"] is False
+        else:
+            assert row["beats_fewer_steps"] == (row["psnr_db"] > row["fewer_db"])
+            assert row["prompts"] == 2
+
+
+def test_the_page_says_where_it_is_ahead(benchmark: Load) -> None:
+    benchmark("transfer")
+    from importlib import import_module
+
+    tables = import_module("tables")
+    row = {"model": "m", "varied": "guidance", "guidance": 2.0, "height": 64, "width": 48}
+    row |= {"batch_size": 1, "steps": 30, "compute_steps": 15, "prompts": 16, "calibrated": True}
+    row |= {"psnr_db": 50.04, "psnr_low": 49.0, "psnr_high": 51.0, "beats_fewer_steps": True}
+    row |= {"fewer_db": 40.0, "fewer_low": 39.0, "fewer_high": 41.0}
+    table = tables.transfer_table([row])
+    assert "ahead of fewer steps at every setting" in table
+    assert "Calibrated at guidance 2, 64 x 48, batch 1; 15 of 30 steps" in table
+    line = "| guidance | 2 | 64 x 48 | 1 | 50.0 (49.0 to 51.0) | 40.0 (39.0 to 41.0) | yes |"
+    assert line in table
+    worse = row | {"guidance": None, "beats_fewer_steps": False, "calibrated": False}
+    refused = worse | {"refused": "so"}
+    table = tables.transfer_table([row, worse, refused])
+    assert "everywhere but at no guidance, 64 x 48, batch 1." in table
+    assert "| guidance | none | 64 x 48 | 1 | refused | | no |" in table
+    assert tables.transfer_table([]) == "Not measured yet."
+    with pytest.raises(ValueError, match="not one place"):
+        tables.fill("transfer", "a page without", [])
+
+
+def test_the_other_size(benchmark: Load) -> None:
+    transfer = benchmark("transfer")
+    assert transfer.other_size((64, 64)) == (48, 48)
+    assert transfer.other_size((32, 32)) == (48, 48)
+    assert transfer.other_size((64, 96)) == (48, 64)
