@@ -12,7 +12,16 @@ from typing import Annotated
 import typer
 
 import ertacache
-from ertacache.cli import calibrating, generating, inspecting, profiling, solving
+from ertacache.cli import (
+    benching,
+    calibrating,
+    generating,
+    inspecting,
+    measuring,
+    profiling,
+    reporting,
+    solving,
+)
 from ertacache.cli.demo import demo
 from ertacache.cli.group import OneLineGroup
 
@@ -33,6 +42,9 @@ _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
     "calibrate": (calibrating.calibrate, calibrating.EXAMPLES),
     "generate": (generating.generate, generating.EXAMPLES),
     "inspect": (inspecting.inspect, inspecting.EXAMPLES),
+    "bench": (benching.bench, benching.EXAMPLES),
+    "report": (reporting.report, reporting.EXAMPLES),
+    "metrics": (measuring.metrics, measuring.EXAMPLES),
 }
 
 

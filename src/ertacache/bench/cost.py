@@ -1,0 +1,67 @@
+"""What a run costs besides time: the network's FLOPs, and the bytes that a method keeps.
+
+Both are counted in runs of their own, so that counting slows down no measured run. Knows no method.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from ertacache.integration.compat import Pipeline
+from ertacache.integration.fingerprints import find_denoisers
+
+__all__ = ["count_flops", "held_bytes", "live_bytes"]
+
+_REAL = (torch.Tensor, torch.nn.Parameter)
+
+
+def count_flops(pipe: Pipeline, run: Callable[[], Any]) -> int:
+    """Floating-point operations of the denoising networks during ``run``."""
+    roots = {type(network).__name__ for network in find_denoisers(pipe).values()}
+    with FlopCounterMode(display=False) as counter:
+        run()
+    counts = counter.get_flop_counts()
+    return sum(sum(counts[root].values()) for root in roots if root in counts)
+
+
+def live_bytes() -> int:
+    """Bytes of all tensors that are alive; several views of one storage count once.
+
+    Example:
+        >>> before = live_bytes()
+        >>> kept = torch.zeros(1000)
+        >>> live_bytes() - before
+        4000
+    """
+    storages = {}
+    for thing in gc.get_objects():
+        # By its exact type: proxies would import what they stand for, fake tensors hold no bytes.
+        if type(thing) in _REAL and thing.layout is torch.strided and thing.device.type != "meta":
+            storage = thing.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def held_bytes(run: Callable[[Callable[..., dict[str, Any]]], Any], step: int) -> int:
+    """Bytes alive after a step of a run.
+
+    Args:
+        run: calls the pipeline with the given ``callback_on_step_end``.
+        step: after which step to look.
+    """
+    seen = 0
+
+    def look(pipe: Any, index: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        nonlocal seen
+        if index == step:
+            gc.collect()
+            seen = live_bytes()
+        return tensors
+
+    run(look)
+    return seen

@@ -1,0 +1,143 @@
+"""Who takes part: our policies, the paper's, and every rival, each at every budget.
+
+An entry is a method turned to a budget, ready to be attached. Policies are solved for a number of
+computed steps; a rival's knob is searched on calibration prompts until the FLOPs fit. Knows how a
+method is prepared, not how it is judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from ertacache.baselines import BASELINES, Baseline, search_knob
+from ertacache.bench.cost import count_flops
+from ertacache.bench.workload import Workload
+from ertacache.calibration.paper import calibrate_paper
+from ertacache.calibration.profiling import Progress, profile
+from ertacache.calibration.refining import collect_reference, refine
+from ertacache.calibration.solving import Wish, solve
+from ertacache.formats.policy import Policy
+from ertacache.integration import attach
+
+__all__ = ["OURS", "Entry", "full_entry", "method_names", "policy_entries", "rival_entries"]
+
+OURS: Mapping[str, Mapping[str, Any]] = {
+    "trajectory": {},
+    "paper": {"method": "paper"},
+    "paper, no timesteps": {"method": "paper", "adjust_timesteps": False},
+    "paper, policy only": {"method": "paper", "adjust_timesteps": False, "rectify": False},
+}
+"""Policies of ours and the paper's ablation: name in the table, fields of the wish."""
+
+SEARCH_PROMPTS = 2  # calibration prompts that a knob is searched on
+SEARCH_TRIES = 10
+
+Attach = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One method at one budget.
+
+    Attributes:
+        method: its name in the tables.
+        budget: the speed-up it is turned to, 1 for the full run.
+        attach: puts it on the pipeline; None if it cannot take part.
+        compute_steps: steps on which the whole network runs; None where that says nothing.
+        knob: what it was turned to, in words.
+        why_not: why it cannot take part.
+    """
+
+    method: str
+    budget: float
+    attach: Attach | None
+    compute_steps: int | None = None
+    knob: str | None = None
+    why_not: str | None = None
+
+
+def method_names() -> list[str]:
+    """Every method, in the order of the tables."""
+    return [*OURS, *BASELINES]
+
+
+def full_entry(work: Workload) -> Entry:
+    """The untouched pipeline."""
+    return Entry("full", 1.0, nullcontext, work.steps)
+
+
+def policy_entries(
+    work: Workload,
+    budgets: Sequence[float],
+    methods: Sequence[str],
+    progress: Progress | None = None,
+) -> Iterator[Entry]:
+    """Profile once, then make every asked policy; all of them are calibrated on the network."""
+    if not methods:
+        return
+    kept: list[Any] = []
+    known = profile(
+        work.pipe,
+        [run.prompt for run in work.calibration],
+        seed=work.calibration[0].seed,
+        batch_size=work.batch_size,
+        progress=progress,
+        observe=lambda runs, run: kept.append((runs, run)),
+        **work.call,
+    )
+    reference = collect_reference(
+        work.pipe, known.prompts, kept, batch_size=work.batch_size, call=work.call
+    )
+    for method in methods:
+        for budget in budgets:
+            wish = Wish(compute_steps=round(work.steps / budget), **OURS[method])
+            same: dict[str, Any] = {"call": work.call, "batch_size": work.batch_size}
+            if wish.method == "paper":
+                runs = list(known.prompts)
+                policy = calibrate_paper(work.pipe, known, runs, wish=wish, **same)
+            else:
+                policy = solve(known, **vars(wish))
+                policy = refine(work.pipe, policy, known, reference=reference, **same)
+            yield _policy_entry(work, method, budget, policy)
+
+
+def _policy_entry(work: Workload, method: str, budget: float, policy: Policy) -> Entry:
+    steps = len(policy.compute_steps)
+    return Entry(method, budget, lambda: attach(work.pipe, policy), steps, f"{steps} steps")
+
+
+def rival_entries(work: Workload, budgets: Sequence[float], rival: Baseline) -> Iterator[Entry]:
+    """A rival, calibrated and turned to every budget; or the one entry that says why not."""
+    why_not = rival.applies(work.pipe)
+    if why_not is not None:
+        yield from (Entry(rival.name, budget, None, why_not=why_not) for budget in budgets)
+        return
+    ready = rival.calibrate(work.pipe, work.learn)
+    knob = ready.knob(work.pipe, num_inference_steps=work.steps)
+    runs = list(work.calibration[:SEARCH_PROMPTS])
+    full = count_flops(work.pipe, lambda: work.run(runs, output_type="latent"))
+    known: dict[float, float] = {}  # values tried for one budget serve the next
+
+    def ratio(value: float) -> float:
+        if value not in known:
+            with ready.attach(work.pipe, value, num_inference_steps=work.steps):
+                flops = count_flops(work.pipe, lambda: work.run(runs, output_type="latent"))
+            known[value] = flops / full
+        return known[value]
+
+    for budget in budgets:
+        value, _ = search_knob(knob, ratio, 1 / budget, tries=SEARCH_TRIES)
+        yield Entry(
+            rival.name,
+            budget,
+            _attacher(ready, work, value),
+            compute_steps=int(value) if knob.name in ("steps", "computed steps") else None,
+            knob=f"{knob.name} {value:.4g}",
+        )
+
+
+def _attacher(rival: Baseline, work: Workload, value: float) -> Attach:
+    return lambda: rival.attach(work.pipe, value, num_inference_steps=work.steps)

@@ -1,0 +1,224 @@
+"""The benchmark from end to end: prepare every method, let them take turns, write the rows.
+
+On every batch all entries run one after another, so that a slow moment of the machine hits all of
+them. Every finished batch is in the journal; an interrupted benchmark goes on from there.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import ertacache
+from ertacache.baselines import BASELINES
+from ertacache.bench.cost import count_flops, held_bytes
+from ertacache.bench.entries import (
+    OURS,
+    Entry,
+    full_entry,
+    method_names,
+    policy_entries,
+    rival_entries,
+)
+from ertacache.bench.records import Journal, Record
+from ertacache.bench.rows import BenchRow, make_row, write_results
+from ertacache.bench.samples import Samples
+from ertacache.bench.workload import Workload
+from ertacache.calibration.profiling import Progress
+from ertacache.metrics import NotAvailableError, lpips, psnr, ssim
+from ertacache.metrics.video import IDENTICAL
+
+__all__ = ["BUDGETS", "Bench"]
+
+BUDGETS = (1.5, 2.0, 3.0)
+COST_PROMPTS = 2  # held-out prompts that FLOPs and bytes are counted on
+
+Stage = Callable[[str], Progress | None]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is compared, and where the numbers go.
+
+    Attributes:
+        work: the pipeline and its prompts.
+        output: the results file.
+        budgets: speed-ups that every method is turned to.
+        methods: names of the methods, all by default.
+        command: what reproduces it, for the record.
+    """
+
+    work: Workload
+    output: Path
+    budgets: Sequence[float] = BUDGETS
+    methods: Sequence[str] = ()
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be compared."""
+        unknown = set(self.methods) - set(method_names())
+        if unknown:
+            raise ValueError(
+                f"no such method: {', '.join(sorted(unknown))}; there are: "
+                f"{', '.join(method_names())}"
+            )
+        if not self.budgets or min(self.budgets) <= 1:
+            raise ValueError("budgets are speed-ups, each greater than 1")
+
+    @property
+    def journal_path(self) -> Path:
+        """Where measurements are kept until the results are written, and after."""
+        return self.output.with_suffix(".journal.jsonl")
+
+    @property
+    def samples_path(self) -> Path:
+        """Where the results of the first prompts are kept, for the report."""
+        return self.output.with_suffix(".samples.safetensors")
+
+    def settings(self) -> dict[str, Any]:
+        """How the numbers come about."""
+        return {
+            "model": self.work.model,
+            "command": self.command,
+            "call": {key: value for key, value in self.work.call.items() if _plain(value)},
+            "budgets": list(self.budgets),
+            "methods": list(self.methods or method_names()),
+            "calibration": [self.work.calibration[0].seed, len(self.work.calibration)],
+            "heldout": [self.work.heldout[0].seed, len(self.work.heldout)],
+            "batch_size": self.work.batch_size,
+            "threads": torch.get_num_threads(),
+            "device": str(getattr(self.work.pipe, "device", "cpu")),
+            "versions": _versions(),
+        }
+
+    def run(self, stage: Stage | None = None) -> list[dict[str, Any]]:
+        """Prepare, measure, and write the results file; return its rows."""
+        tell = stage or (lambda name: None)
+        journal = Journal(self.journal_path, self.settings())
+        entries = self.prepare(tell)
+        costs = self._count_costs(entries, tell("cost"))
+        self._measure(entries, journal, tell("measure"))
+        full = list(journal.of("full", 1.0))
+        rows = [
+            make_row(row, list(journal.of(row.method, row.budget)), full)
+            for row in (self._row(entry, costs) for entry in entries)
+        ]
+        write_results(self.output, self.settings(), rows)
+        return rows
+
+    def prepare(self, tell: Stage) -> list[Entry]:
+        """Every method at every budget, the full run first."""
+        names = list(self.methods or method_names())
+        entries = [full_entry(self.work)]
+        ours = [name for name in names if name in OURS]
+        entries += policy_entries(self.work, self.budgets, ours, tell("profile"))
+        rivals = [BASELINES[name] for name in names if name in BASELINES]
+        progress = tell("rivals")
+        for done, rival in enumerate(rivals, start=1):
+            entries += rival_entries(self.work, self.budgets, rival)
+            if progress is not None:
+                progress(done, len(rivals))
+        return entries
+
+    def _count_costs(
+        self, entries: Sequence[Entry], progress: Progress | None
+    ) -> dict[tuple[str, float], tuple[int, int]]:
+        """FLOPs and bytes in the middle of a run, by method and budget."""
+        runs = self.work.heldout[:COST_PROMPTS]
+        costs = {}
+        for done, entry in enumerate(entries, start=1):
+            if entry.attach is not None:
+                with entry.attach():
+                    flops = count_flops(
+                        self.work.pipe, lambda: self.work.run(runs, output_type="latent")
+                    )
+                with entry.attach():
+                    held = held_bytes(
+                        lambda look: self.work.run(
+                            runs, output_type="latent", callback_on_step_end=look
+                        ),
+                        _middle(entry, self.work.steps),
+                    )
+                costs[entry.method, entry.budget] = flops, held
+            if progress is not None:
+                progress(done, len(entries))
+        return costs
+
+    def _measure(
+        self, entries: Sequence[Entry], journal: Journal, progress: Progress | None
+    ) -> None:
+        batches = self.work.batches
+        running = [entry for entry in entries if entry.attach is not None]
+        samples = Samples(self.samples_path)
+        for number, batch in enumerate(batches):
+            missing = [e for e in running if not journal.has(e.method, e.budget, number)]
+            truth: Tensor | None = None
+            for place, entry in enumerate(running):
+                if entry in missing or (entry.method == "full" and missing):
+                    assert entry.attach is not None
+                    with entry.attach():
+                        result, seconds = self.work.generate(batch)
+                    truth = result if truth is None else truth
+                    if number == 0:
+                        samples.add(entry.method, entry.budget, result)
+                    if entry in missing:
+                        scores = _scores(result, truth)
+                        journal.add(Record(entry.method, entry.budget, number, seconds, scores))
+                if progress is not None:
+                    progress(number * len(running) + place + 1, len(batches) * len(running))
+            if number == 0:
+                samples.save([run.prompt for run in batch])
+
+    def _row(self, entry: Entry, costs: Mapping[tuple[str, float], tuple[int, int]]) -> BenchRow:
+        full_flops, full_bytes = costs["full", 1.0]
+        flops, held = costs.get((entry.method, entry.budget), (None, None))
+        return BenchRow(
+            model=self.work.model,
+            method=entry.method,
+            budget=entry.budget,
+            steps=self.work.steps,
+            compute_steps=entry.compute_steps,
+            knob=entry.knob,
+            flops_ratio=None if flops is None else round(flops / full_flops, 4),
+            cached_bytes=None if held is None else max(0, held - full_bytes),
+            why_not=entry.why_not,
+        )
+
+
+def _middle(entry: Entry, steps: int) -> int:
+    """A step in the second half of the run, whatever its length."""
+    length = entry.compute_steps or steps if entry.method == "fewer steps" else steps
+    return int(0.6 * length)
+
+
+def _scores(result: Tensor, truth: Tensor) -> dict[str, list[float]]:
+    """Distances of every prompt's result to the full run."""
+    scores = {
+        "psnr": psnr(result, truth).clamp_max(IDENTICAL).tolist(),
+        "ssim": ssim(result, truth).tolist(),
+    }
+    with suppress(NotAvailableError):  # the column stays empty, and the report says what to install
+        scores["lpips"] = lpips(result, truth).tolist()
+    return scores
+
+
+def _plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float | bool)
+
+
+def _versions() -> dict[str, str]:
+    import diffusers
+
+    return {
+        "ertacache": ertacache.__version__,
+        "torch": torch.__version__,
+        "diffusers": diffusers.__version__,
+        "python": platform.python_version(),
+    }

@@ -1,0 +1,68 @@
+"""What every method is put through: a pipeline, its call, prompts to learn from, and others.
+
+Knows how a batch is generated and timed, not by which method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ertacache.calibration.profiling import generators, split_runs
+from ertacache.calibration.validation import now
+from ertacache.formats.profile import ProfiledPrompt
+from ertacache.integration.compat import Pipeline
+
+__all__ = ["Workload"]
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """A pipeline and its prompts.
+
+    Attributes:
+        model: name of the model, as it stands in the results.
+        pipe: the pipeline, nothing attached.
+        call: arguments of its call, without prompt, generator and output type.
+        calibration: prompts and seeds that methods may learn from.
+        heldout: prompts and seeds that they are judged on.
+        batch_size: prompts per call.
+    """
+
+    model: str
+    pipe: Pipeline
+    call: dict[str, Any]
+    calibration: Sequence[ProfiledPrompt]
+    heldout: Sequence[ProfiledPrompt]
+    batch_size: int
+
+    @property
+    def steps(self) -> int:
+        """Steps of a full run."""
+        return int(self.call["num_inference_steps"])
+
+    @property
+    def batches(self) -> list[list[ProfiledPrompt]]:
+        """The held-out prompts as they are run."""
+        return list(split_runs(self.heldout, self.batch_size))
+
+    def run(self, runs: Sequence[ProfiledPrompt], **more: Any) -> Any:
+        """Call the pipeline with whatever is attached to it."""
+        prompts = [run.prompt for run in runs]
+        return self.pipe(prompt=prompts, generator=generators(runs), **(self.call | more))
+
+    def learn(self) -> None:
+        """Run the calibration prompts, latents only; what a rival's calibration listens to."""
+        for batch in split_runs(self.calibration, self.batch_size):
+            self.run(batch, output_type="latent")
+
+    def generate(self, runs: Sequence[ProfiledPrompt]) -> tuple[Tensor, float]:
+        """Pictures or videos with values from 0 to 1, and the seconds of the whole call."""
+        start = now()
+        result = self.run(runs, output_type="pt")
+        seconds = now() - start
+        return torch.as_tensor(result[0]).float().cpu(), seconds

@@ -1,0 +1,56 @@
+"""FLOPs and bytes of networks small enough to count by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ertacache.bench.cost import count_flops, held_bytes, live_bytes
+
+
+def test_flops_of_a_linear_network_and_of_nothing_else() -> None:
+    denoiser, other = nn.Linear(8, 16, bias=False), nn.Bilinear(4, 4, 4)
+    pipe: Any = SimpleNamespace(transformer=denoiser, scheduler=object())
+
+    def run() -> None:
+        for _ in range(3):
+            denoiser(torch.ones(5, 8))
+        other(torch.ones(1, 4), torch.ones(1, 4))
+
+    assert count_flops(pipe, run) == 3 * 2 * 5 * 8 * 16
+
+
+def test_views_share_their_bytes() -> None:
+    before = live_bytes()
+    kept = torch.zeros(100)
+    views = [kept[k:] for k in range(5)]
+    assert live_bytes() - before == 400
+    del kept
+    assert live_bytes() - before == 400
+    del views
+    assert live_bytes() == before
+
+
+def test_tensors_without_bytes_do_not_count() -> None:
+    before = live_bytes()
+    with FakeTensorMode():
+        fake = torch.zeros(100)
+    meta = torch.zeros(100, device="meta")
+    assert fake.shape == meta.shape
+    assert live_bytes() == before
+
+
+def test_bytes_are_seen_after_the_step_asked_for() -> None:
+    cache = []
+
+    def run(look: Any) -> None:
+        for step in range(4):
+            cache.append(torch.zeros(1000))
+            assert look(None, step, None, {"latents": None}) == {"latents": None}
+
+    before = live_bytes()
+    assert held_bytes(run, 1) - before == 8000

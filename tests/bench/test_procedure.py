@@ -1,0 +1,87 @@
+"""A whole benchmark on a tiny pipeline: rows, resumption, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ertacache.bench import Bench, Workload
+from ertacache.bench.entries import method_names
+from ertacache.calibration.profiling import number_runs
+from tests.integration.tiny import CASES
+
+METHODS = ("trajectory", "paper", "fewer steps", "uniform", "T-GATE")
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def work() -> Workload:
+    case = CASES["flux"]
+    call = {k: v for k, v in case.arguments.items() if k not in ("prompt", "output_type")}
+    pipe = case.build()
+    pipe.set_progress_bar_config(disable=True)
+    learnt = number_runs(["a red circle", "a blue square"])
+    judged = number_runs(["a blue circle", "a red square", "a black circle"], 100)
+    return Workload("tiny", pipe, call | {"num_inference_steps": STEPS}, learnt, judged, 2)
+
+
+@pytest.fixture(scope="module")
+def results(work: Workload, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bench") / "bench.json"
+    Bench(work, path, (2.0,), METHODS, "ertacache bench tiny").run()
+    return path
+
+
+def test_every_method_has_a_row_and_the_full_run_is_one_of_them(results: Path) -> None:
+    written = json.loads(results.read_text())
+    rows = {row["method"]: row for row in written["rows"]}
+    assert set(rows) == {"full", *METHODS}
+    assert rows["full"]["psnr_db"] == 100.0
+    assert rows["full"]["flops_ratio"] == 1.0
+    assert rows["full"]["cached_bytes"] == 0
+    for method in ("trajectory", "fewer steps", "uniform"):
+        assert rows[method]["prompts"] == 3
+        assert rows[method]["flops_ratio"] == 0.5
+        assert rows[method]["compute_steps"] == STEPS // 2
+        assert rows[method]["psnr_db"] < 100.0
+    assert rows["trajectory"]["cached_bytes"] > rows["fewer steps"]["cached_bytes"] == 0
+    assert "cross-attention" in rows["T-GATE"]["why_not"]
+    assert rows["T-GATE"]["psnr_db"] is None
+    assert written["command"] == "ertacache bench tiny"
+
+
+def test_a_second_run_measures_nothing_again(
+    work: Workload, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = json.loads(results.read_text())
+    generated: list[Any] = []
+    stock = Workload.generate
+
+    def generate(self: Workload, runs: Any) -> Any:
+        generated.append(runs)
+        return stock(self, runs)
+
+    monkeypatch.setattr(Workload, "generate", generate)
+    bench = Bench(work, results, (2.0,), METHODS, "ertacache bench tiny")
+    bench.run()
+    assert generated == []
+    assert json.loads(results.read_text()) == before
+    lines = bench.journal_path.read_text().splitlines()
+    bench.journal_path.write_text("\n".join(lines[:-1]) + "\n")
+    bench.run()
+    assert len(generated) == 2  # the missing one, and the full run it is compared with
+
+
+def test_bad_wishes_are_refused_before_any_work(work: Workload, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no such method: Magic; there are: trajectory"):
+        Bench(work, tmp_path / "x.json", methods=("Magic",))
+    with pytest.raises(ValueError, match="greater than 1"):
+        Bench(work, tmp_path / "x.json", budgets=(1.0,))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_row_of_fewer_steps_is_always_there() -> None:
+    assert "fewer steps" in method_names()
