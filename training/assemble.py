@@ -11,37 +11,36 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from diffusers import AutoencoderKL, DiffusionPipeline
+from diffusers import DiffusionPipeline
 
-from training.autoencoders import finish
+from training.autoencoders import load_autoencoder
 from training.data import caption, scenes, spread
-from training.flux import FluxParts
+from training.denoisers import DENOISERS
 from training.loop import load_ema
+from training.patches import SPACES
 
-__all__ = ["BUILDERS", "assemble", "write_prompts"]
+__all__ = ["assemble", "build", "write_prompts"]
 
 PACKAGE = Path(__file__).parent.parent / "src" / "ertacache" / "models"
 
 
-def _flux(checkpoints: Path) -> DiffusionPipeline:
-    parts = FluxParts()
-    load_ema(parts.modules, checkpoints / "emoji-flux")
-    finish("flux", checkpoints / "vae-flux")
-    return parts.pipeline(AutoencoderKL.from_pretrained(checkpoints / "vae-flux" / "final"))
-
-
-BUILDERS: dict[str, Callable[[Path], DiffusionPipeline]] = {"emoji-flux": _flux}
+def build(name: str, checkpoints: Path) -> DiffusionPipeline:
+    """The complete pipeline of a model, with averaged weights."""
+    parts = DENOISERS[name].build()
+    load_ema(parts.modules, checkpoints / name)
+    vae = load_autoencoder(name.removeprefix("emoji-"), checkpoints)
+    parts.modules.eval()
+    return parts.pipeline(vae)
 
 
 def assemble(name: str, checkpoints: Path) -> int:
     """Write the folder of a model; return its size in bytes."""
     folder = PACKAGE / "weights" / name
     shutil.rmtree(folder, ignore_errors=True)
-    pipe = BUILDERS[name](checkpoints)
+    pipe = build(name, checkpoints)
     pipe.to(torch.float16).save_pretrained(folder, safe_serialization=True)
     for path in folder.glob("*/config.json"):
         config = json.loads(path.read_text())
@@ -65,10 +64,10 @@ def write_prompts(name: str, *, video: bool) -> None:
 def main() -> None:
     """Assemble one model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("name", choices=sorted(BUILDERS))
+    parser.add_argument("name", choices=sorted(DENOISERS))
     parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
     args = parser.parse_args()
-    write_prompts(args.name, video=False)
+    write_prompts(args.name, video=SPACES[DENOISERS[args.name].build.space].video)
     print(f"{args.name}: {assemble(args.name, args.checkpoints) / 1e6:.2f} MB")
 
 

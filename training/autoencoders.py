@@ -2,8 +2,8 @@
 
     python -m training.autoencoders flux --checkpoints checkpoints
 
-One row per autoencoder. The finished one is written to CHECKPOINTS/vae-NAME/final with its latent
-statistics in the configuration. Knows nothing of text or transformers.
+One row per autoencoder. The latents are those of `training.patches`, so its transformer can be
+trained at the same time. Knows nothing of text or transformers.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from training.data import render, scenes, spread
 from training.loop import Schedule, load_ema, train
-from training.patches import PatchBasis, patch_basis
+from training.patches import SPACES, PatchBasis, Space, patch_basis
 from training.pictures import save_grid
 
-__all__ = ["AUTOENCODERS", "Autoencoder", "AutoencoderTask", "finish", "psnr"]
+__all__ = ["AUTOENCODERS", "Autoencoder", "AutoencoderTask", "load_autoencoder", "psnr"]
 
 
 def _image() -> AutoencoderKL:
@@ -45,13 +45,13 @@ def _image() -> AutoencoderKL:
 
 def _wan() -> AutoencoderKLWan:
     return AutoencoderKLWan(
-        base_dim=16,
-        z_dim=8,
+        base_dim=12,
+        z_dim=16,
         dim_mult=[1, 2, 4],
         num_res_blocks=1,
         temperal_downsample=[True, True],
-        latents_mean=[0.0] * 8,
-        latents_std=[1.0] * 8,
+        latents_mean=[0.0] * 16,  # the latents are scaled already
+        latents_std=[1.0] * 16,
         scale_factor_spatial=4,
         scale_factor_temporal=4,
     )
@@ -61,45 +61,49 @@ def _cogvideox() -> AutoencoderKLCogVideoX:
     return AutoencoderKLCogVideoX(
         down_block_types=("CogVideoXDownBlock3D",) * 3,
         up_block_types=("CogVideoXUpBlock3D",) * 3,
-        block_out_channels=(16, 32, 32),
-        latent_channels=8,
+        block_out_channels=(8, 16, 32),
+        latent_channels=16,
         layers_per_block=1,
         norm_num_groups=8,
         temporal_compression_ratio=4,
         sample_height=32,
         sample_width=32,
+        scaling_factor=1.0,  # the latents are scaled already
     )
 
 
 @dataclass(frozen=True)
 class Autoencoder:
-    """One row: an architecture, what it sees, how it is trained.
+    """One row: an architecture, the latents it has to learn, how it is trained.
 
     Attributes:
         build: Makes the untrained model.
-        side: Canvas side in pixels.
-        frames: 1 for images.
+        space: The latents, and what is drawn.
         schedule: Length and speed of the training.
+        clip: Frames of a clip.
+        crop: Side of a clip in pixels. Of many small clips a step learns more than of few whole
+            videos; every fourth step takes one whole video all the same, for its edges.
     """
 
     build: Callable[[], Any]
-    side: int
-    frames: int
+    space: Space
     schedule: Schedule
-
-    @property
-    def video(self) -> bool:
-        """Whether scenes move."""
-        return self.frames > 1
+    clip: int = 1
+    crop: int = 0
 
 
 AUTOENCODERS = {
-    "flux": Autoencoder(_image, 64, 1, Schedule(3500, 8, 2e-3, ema=0.998, preview_every=500)),
-    "wan": Autoencoder(_wan, 32, 17, Schedule(8000, 2, 1e-3, ema=0.998, preview_every=500)),
+    "flux": Autoencoder(
+        _image, SPACES["image"], Schedule(3500, 8, 2e-3, ema=0.998, preview_every=500)
+    ),
+    "wan": Autoencoder(
+        _wan, SPACES["video"], Schedule(3500, 8, 3e-3, ema=0.998, preview_every=500), 9, 16
+    ),
     "cogvideox": Autoencoder(
-        _cogvideox, 32, 17, Schedule(8000, 2, 1e-3, ema=0.998, preview_every=500)
+        _cogvideox, SPACES["video"], Schedule(3500, 8, 3e-3, ema=0.998, preview_every=500), 9, 16
     ),
 }
+_ENCODE_EVERY = 4  # steps between two that also train the encoder: a linear map is easily learnt
 
 
 def psnr(a: Tensor, b: Tensor) -> float:
@@ -117,39 +121,42 @@ def _reconstruction(x: Tensor, y: Tensor) -> Tensor:
 
 
 class AutoencoderTask:
-    """Reconstruct freshly drawn scenes, in pixels and in edges, from latents with a little noise.
+    """Reconstruct freshly drawn scenes, in pixels and in edges, from given latents.
 
-    With a patch basis the latents are given: the encoder learns to produce them, the decoder to
-    invert them. Without one they are found together, held near the origin by a weak penalty.
+    The latents are those of the patch basis, with a little noise: the encoder learns to produce
+    them, the decoder to invert them better than a linear map can.
     """
 
-    penalty = 1e-3
     latent_noise = 0.03  # standard deviation; what the decoder must forgive
 
-    def __init__(self, row: Autoencoder, basis: PatchBasis | None = None) -> None:
+    def __init__(self, row: Autoencoder, basis: PatchBasis) -> None:
         """Build the untrained model of a row."""
-        self.row, self.basis = row, basis
+        self.row, self.space, self.basis = row, row.space, basis
         self.modules = nn.ModuleDict({"vae": row.build()})
-        self.pool = scenes("train", video=row.video)
-        self.unseen = spread(scenes("test", video=row.video), 32 if row.frames == 1 else 8, seed=1)
+        self.pool = scenes("train", video=row.space.video)
+        count = 8 if row.space.video else 32
+        self.unseen = spread(scenes("test", video=row.space.video), count, seed=1)
 
     def draw(self, step: int) -> Tensor:
-        """The pixels of one training batch."""
-        batch = random.Random(step).choices(self.pool, k=self.row.schedule.batch)
-        return render(batch, self.row.side, seed=step, frames=self.row.frames)
+        """The pixels of one training batch, of videos mostly clips."""
+        rng = random.Random(step)
+        whole = self.space.video and step % 4 == 2
+        batch = rng.choices(self.pool, k=1 if whole else self.row.schedule.batch)
+        pixels = render(batch, self.space.side, seed=step, frames=self.space.frames)
+        if whole or not self.space.video:
+            return pixels
+        start = rng.randrange(self.space.frames - self.row.clip + 1)
+        i, j = (4 * rng.randrange((self.space.side - self.row.crop) // 4 + 1) for _ in "xy")
+        end, side = start + self.row.clip, self.row.crop
+        return pixels[:, :, start:end, i : i + side, j : j + side].contiguous()
 
     def loss(self, step: int) -> Tensor:
         """One training batch."""
         x, vae = self.draw(step), self.modules["vae"]
-        if self.basis is None:
+        z, loss = self.basis.encode(x), torch.zeros(())
+        if step % _ENCODE_EVERY == 0:
             posterior = vae.encode(x).latent_dist
-            z = posterior.mean
-            loss = self.penalty * z.pow(2).mean() + self._spread_loss(posterior.logvar)
-        else:
-            z, loss = self.basis.encode(x), torch.zeros(())
-            if step % 4 == 0:  # a linear map is easily learnt
-                posterior = vae.encode(x).latent_dist
-                loss = (posterior.mean - z).pow(2).mean() + self._spread_loss(posterior.logvar)
+            loss = (posterior.mean - z).pow(2).mean() + self._spread_loss(posterior.logvar)
         y = vae.decode(z + self.latent_noise * torch.randn_like(z)).sample
         return _reconstruction(x, y) + loss
 
@@ -159,58 +166,39 @@ class AutoencoderTask:
 
     def preview(self, modules: nn.ModuleDict, path: Path) -> dict[str, float]:
         """Unseen scenes above their reconstructions."""
-        x = render(self.unseen, self.row.side, seed=-1, frames=self.row.frames)
-        latents = modules["vae"].encode(x).latent_dist.mode()
-        figures = {}
-        if self.basis is not None:
-            given = self.basis.encode(x)
-            figures["latent_error"] = float((latents - given).pow(2).mean().sqrt())
-            latents = given
-        y = modules["vae"].decode(latents).sample.clamp(-1, 1)
+        x = render(self.unseen, self.space.side, seed=-1, frames=self.space.frames)
+        given, found = self.basis.encode(x), modules["vae"].encode(x).latent_dist.mode()
+        y = modules["vae"].decode(given).sample.clamp(-1, 1)
         pairs = torch.cat([x, y])
-        if self.row.video:  # one row of frames per video
+        if self.space.video:  # one row of frames per video
             pairs = pairs.transpose(1, 2).flatten(0, 1)
-        save_grid(pairs, path, columns=self.row.frames if self.row.video else len(x) // 2)
-        return figures | {"psnr": psnr(x, y)}
+        save_grid(pairs, path, columns=self.space.frames if self.space.video else len(x) // 2)
+        error = float((found - given).pow(2).mean().sqrt())
+        return {"latent_error": error, "psnr": psnr(x, y)}
 
 
-def finish(name: str, folder: Path) -> None:
-    """Measure the latents of training scenes, write them into the configuration, and save."""
+def load_autoencoder(name: str, checkpoints: Path) -> Any:
+    """The trained autoencoder of a row, with averaged weights."""
     row = AUTOENCODERS[name]
-    task = AutoencoderTask(row)
-    load_ema(task.modules, folder)
+    task = AutoencoderTask(row, patch_basis(checkpoints, row.space))
+    load_ema(task.modules, checkpoints / f"vae-{name}")
     vae = task.modules["vae"].eval()
-    count = 512 if row.frames == 1 else 64
-    batch = spread(task.pool, count, seed=2)
-    with torch.no_grad():
-        pixels = render(batch, row.side, seed=-2, frames=row.frames)
-        latents = torch.cat([vae.encode(x).latent_dist.mode() for x in pixels.split(8)])
-    mean, std = latents.mean(), latents.std()
-    if name == "wan":
-        axes = (0, 2, 3, 4)
-        means, stds = latents.mean(axes).tolist(), latents.std(axes).tolist()
-        vae.register_to_config(latents_mean=means, latents_std=stds)
-    elif name == "flux":  # its latents are the patch basis, which is scaled already
+    if name == "flux":  # its latents are scaled already; the class has no neutral default
         vae.register_to_config(scaling_factor=1.0, shift_factor=0.0)
-    else:
-        vae.register_to_config(scaling_factor=1 / float(std))
-    vae.save_pretrained(folder / "final")
-    print(f"latents {tuple(latents.shape[1:])} mean {mean:.3f} std {std:.3f}")
+    return vae
 
 
 def main() -> None:
-    """Train one autoencoder and save it."""
+    """Train one autoencoder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", choices=sorted(AUTOENCODERS))
     parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    folder = args.checkpoints / f"vae-{args.name}"
     torch.manual_seed(args.seed)
     row = AUTOENCODERS[args.name]
-    basis = patch_basis(args.checkpoints) if args.name == "flux" else None
-    train(AutoencoderTask(row, basis), row.schedule, folder, seed=args.seed)
-    finish(args.name, folder)
+    task = AutoencoderTask(row, patch_basis(args.checkpoints, row.space))
+    train(task, row.schedule, args.checkpoints / f"vae-{args.name}", seed=args.seed)
 
 
 if __name__ == "__main__":

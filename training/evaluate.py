@@ -5,8 +5,8 @@
 Generates 200 held-out prompts with the model as it is shipped and lets the classifier of
 `training.classifier` judge them. Then times single runs with two threads: the transformer's share
 is the median over runs of time inside the transformer over time of the whole call. Writes
-`results/models.json` and `docs/images/NAME.png`; the last line of stdout is the row as one JSON
-document.
+`results/models.json` and `docs/images/NAME.png` (of videos strips of frames, and `NAME.webp`); the
+last line of stdout is the row as one JSON document.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from ertacache.models import MODELS, Model, load_pipeline
-from training.classifier import accuracy, load_classifier
+from training.classifier import JUDGES, accuracy, load_classifier
 from training.data import Scene, caption, render, scenes, spread
-from training.pictures import save_sheet
+from training.pictures import save_film, save_sheet
 
 __all__ = ["generate", "transformer_share"]
 
@@ -35,14 +35,19 @@ _SHEET = 32
 
 
 def generate(pipe: Any, model: Model, prompts: Sequence[str], *, batch: int = 20) -> Tensor:
-    """One image per prompt, seeded by its number; pixels in [-1, 1]."""
+    """One image or video per prompt, seeded by its number; pixels in [-1, 1].
+
+    Returns:
+        Shape (prompts, 3, height, width), for videos (prompts, 3, frames, height, width).
+    """
     images = []
     for start in range(0, len(prompts), batch):
         chunk = list(prompts[start : start + batch])
         seeds = range(start, start + len(chunk))
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         out = pipe(chunk, generator=generators, output_type="pt", **model.call_arguments)
-        images.append(out.images.float() * 2 - 1)
+        pixels = out.images if model.num_frames is None else out.frames.transpose(1, 2)
+        images.append(pixels.float() * 2 - 1)
         print(f"{start + len(chunk)} of {len(prompts)}", flush=True)
     return torch.cat(images)
 
@@ -75,26 +80,31 @@ def transformer_share(
 
 
 def _evaluate(model: Model, checkpoints: Path, shown: Sequence[Scene]) -> dict[str, Any]:
-    pipe, classifier = load_pipeline(model.name), load_classifier(checkpoints)
+    kind = "image" if model.num_frames is None else "video"
+    pipe = load_pipeline(model.name)
+    judge, classifier = JUDGES[kind], load_classifier(kind, checkpoints)
     prompts = [caption(scene) for scene in shown]
     share, seconds = transformer_share(pipe, model, prompts[0])
     images = generate(pipe, model, prompts)
     sheet = ROOT / "docs" / "images" / f"{model.name}.png"
     sheet.parent.mkdir(parents=True, exist_ok=True)
-    save_sheet(images[:_SHEET], prompts[:_SHEET], sheet, columns=8)
-    seen = accuracy(classifier, images, shown)
-    judge = accuracy(classifier, render(shown, model.size[0], seed=-8), shown)
+    save_sheet(images[:_SHEET], prompts[:_SHEET], sheet, columns=8 if kind == "image" else 4)
+    if kind == "video":
+        save_film(images[:_SHEET], sheet.with_suffix(".webp"), columns=8)
+    seen = accuracy(judge, classifier, images, shown)
+    drawn = render(shown, model.size[0], seed=-8, frames=model.num_frames or 1)
+    known = accuracy(judge, classifier, drawn, shown)
     files = [path for path in model.folder.rglob("*") if path.is_file()]
     return {
         "prompts": len(prompts),
         "subject_accuracy": round(seen["subject"], 4),
-        "motion_accuracy": None,
+        "motion_accuracy": round(seen["motion"], 4) if "motion" in seen else None,
         "transformer_share": round(share, 4),
         "weights_bytes": sum(path.stat().st_size for path in files),
         "background_accuracy": round(seen["background"], 4),
-        "position_accuracy": round(seen["position"], 4),
+        "position_accuracy": round(seen["position"], 4) if "position" in seen else None,
         "size_accuracy": round(seen["size"], 4),
-        "classifier_subject_accuracy": round(judge["subject"], 4),
+        "classifier_subject_accuracy": round(known["subject"], 4),
         "seconds_per_run": round(seconds, 4),
         "threads": torch.get_num_threads(),
     }
@@ -109,9 +119,11 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     # Guidance and the length of the training were chosen while looking at other test scenes.
-    tuned = set(spread(scenes("test"), _PROMPTS, seed=0))
-    shown = spread([scene for scene in scenes("test") if scene not in tuned], _PROMPTS, seed=1)
-    row = _evaluate(MODELS[args.name], args.checkpoints, shown)
+    model = MODELS[args.name]
+    pool = scenes("test", video=model.num_frames is not None)
+    tuned = set(spread(pool, _PROMPTS, seed=0))
+    shown = spread([scene for scene in pool if scene not in tuned], _PROMPTS, seed=1)
+    row = _evaluate(model, args.checkpoints, shown)
     path = ROOT / "results" / "models.json"
     path.parent.mkdir(exist_ok=True)
     rows = json.loads(path.read_text()) if path.exists() else {}

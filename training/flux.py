@@ -18,6 +18,7 @@ from diffusers import (
 from torch import Tensor, nn
 
 from training.data import all_words
+from training.objectives import Flow
 from training.text import clip_encoder, clip_tokenizer, t5_encoder, t5_tokenizer
 
 __all__ = ["FluxParts", "pack", "unpack"]
@@ -42,7 +43,8 @@ def unpack(tokens: Tensor) -> Tensor:
 class FluxParts:
     """Everything of a `FluxPipeline` but the autoencoder."""
 
-    shift = 3.0
+    space = "image"
+    objective = Flow(shift=3.0)
 
     def __init__(self) -> None:
         """Build untrained modules from the global seed."""
@@ -77,7 +79,7 @@ class FluxParts:
         """Compile the transformer for training; sampling goes on without."""
         self.compiled = torch.compile(self.modules["transformer"])
 
-    def tokenize(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def tokenize(self, captions: Sequence[str]) -> tuple[Tensor, ...]:
         """Token ids of both encoders, padded as the pipeline pads them."""
         tokenizers = (self.clip_tokenizer, self.t5_tokenizer)
         return tuple(
@@ -91,32 +93,33 @@ class FluxParts:
             for tokenizer in tokenizers
         )
 
-    def velocity(self, tokens: Tensor, sigma: Tensor, ids: tuple[Tensor, Tensor]) -> Tensor:
+    def predict(self, latents: Tensor, level: Tensor, ids: tuple[Tensor, ...]) -> Tensor:
         """Predict noise minus data.
 
         Args:
-            tokens: Packed noisy latents, shape (batch, 64, 32).
-            sigma: Noise level in [0, 1], shape (batch,).
+            latents: Noisy latents, shape (batch, 8, 16, 16).
+            level: Noise level in [0, 1], shape (batch,).
             ids: Token ids from `tokenize`, each of shape (batch, 16).
         """
         pooled = self.modules["text_encoder"](ids[0]).pooler_output
         text = self.modules["text_encoder_2"](ids[1]).last_hidden_state
         compiled = self.compiled is not None and torch.is_grad_enabled()
         transformer = self.compiled if compiled else self.modules["transformer"]
-        return transformer(
-            hidden_states=tokens,
+        tokens = transformer(
+            hidden_states=pack(latents),
             encoder_hidden_states=text,
             pooled_projections=pooled,
-            timestep=sigma,
+            timestep=level,
             img_ids=self.image_ids,
             txt_ids=self.text_ids,
             return_dict=False,
         )[0]
+        return unpack(tokens)
 
     def pipeline(self, vae: AutoencoderKL) -> FluxPipeline:
         """The complete pipeline around a trained autoencoder."""
         return FluxPipeline(
-            scheduler=FlowMatchEulerDiscreteScheduler(shift=self.shift),
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=self.objective.shift),
             vae=vae,
             tokenizer=self.clip_tokenizer,
             tokenizer_2=self.t5_tokenizer,

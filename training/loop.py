@@ -130,7 +130,7 @@ def train(task: Task, schedule: Schedule, folder: Path, *, seed: int = 0, every:
         optimizer.load_state_dict(state["optimizer"])
         ema, start, seconds = state["ema"], state["step"], state["seconds"]
     began = saved = time.monotonic()
-    total = 0.0
+    losses: list[float] = []  # since the last line of the log
     for step in range(start, schedule.steps):
         torch.manual_seed(seed * 1_000_003 + step)
         for group in optimizer.param_groups:
@@ -141,14 +141,15 @@ def train(task: Task, schedule: Schedule, folder: Path, *, seed: int = 0, every:
         nn.utils.clip_grad_norm_(task.modules.parameters(), 1.0)
         optimizer.step()
         _update_ema(ema, task.modules, min(schedule.ema, (1 + step) / (10 + step)))
-        total += loss.item()
+        losses.append(loss.item())
         done, now = step + 1, time.monotonic()
         if done % every == 0:
-            row = {"step": done, "loss": total / every, "seconds": seconds + now - began}
+            loss_mean = sum(losses) / len(losses)
+            row = {"step": done, "loss": loss_mean, "seconds": seconds + now - began}
             if done % schedule.preview_every == 0 or done == schedule.steps:
                 row |= _preview(task, ema, folder, done)
             _log(folder, row)
-            total = 0.0
+            losses.clear()
         if now - saved > 120 or done == schedule.steps:
             state = {"modules": task.modules.state_dict(), "optimizer": optimizer.state_dict()}
             state |= {"ema": ema, "step": done, "seconds": seconds + now - began}

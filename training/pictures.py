@@ -7,11 +7,12 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 import torch.nn.functional as F  # noqa: N812  (the usual name)
 from PIL import Image
 from torch import Tensor
 
-__all__ = ["save_curve", "save_grid", "save_sheet"]
+__all__ = ["save_curve", "save_film", "save_grid", "save_sheet"]
 
 
 def _to_pil(pixels: Tensor) -> Image.Image:
@@ -29,20 +30,41 @@ def save_grid(images: Tensor, path: Path, *, columns: int) -> None:
     _to_pil(tiles.reshape(3, rows * height, columns * width)).save(path)
 
 
+def _strip(pixels: Tensor, frames: int = 5) -> Tensor:
+    """Frames of a video (3, frames, height, width), evenly spread, side by side."""
+    if pixels.ndim == 3:
+        return pixels
+    chosen = pixels[:, :: max(1, (pixels.shape[1] - 1) // (frames - 1))]
+    return F.pad(chosen, (0, 1), value=1.0).transpose(1, 2).flatten(2)
+
+
 def save_sheet(images: Tensor, captions: Sequence[str], path: Path, *, columns: int) -> None:
-    """Save a batch with the caption of each image below it."""
+    """Save a batch with the caption of each image, or strip of frames, below it."""
     from matplotlib import pyplot
 
+    images = torch.stack([_strip(image) for image in images])
     rows = -(-len(images) // columns)
-    figure, axes = pyplot.subplots(rows, columns, figsize=(1.55 * columns, 2.1 * rows))
+    wide = images.shape[-1] / images.shape[-2]
+    figure, axes = pyplot.subplots(rows, columns, figsize=(1.55 * wide * columns, 2.1 * rows))
     for axis in axes.flat:
         axis.set_axis_off()
     for axis, image, text in zip(axes.flat, images, captions, strict=False):
         axis.imshow(_to_pil(image), interpolation="nearest")
-        axis.set_title(textwrap.fill(text, 22), fontsize=7, y=-0.07, va="top")
+        axis.set_title(textwrap.fill(text, int(22 * wide)), fontsize=7, y=-0.07, va="top")
     figure.subplots_adjust(0.005, 0.05, 0.995, 0.995, wspace=0.08, hspace=0.42)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def save_film(videos: Tensor, path: Path, *, columns: int, scale: int = 2) -> None:
+    """Save a batch (batch, 3, frames, height, width) as one animated picture of tiles."""
+    rows = len(videos) // columns
+    tiles = videos[: rows * columns].unflatten(0, (rows, columns)).permute(3, 2, 0, 4, 1, 5)
+    frames = [
+        picture.resize((scale * picture.width, scale * picture.height), Image.Resampling.NEAREST)
+        for picture in map(_to_pil, tiles.flatten(4, 5).flatten(2, 3))
+    ]
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=80, loop=0, quality=80)
 
 
 def save_curve(log: Path, path: Path, *, title: str) -> None:
