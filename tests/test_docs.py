@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ertacache.models import MODELS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -55,13 +58,29 @@ def test_the_table_of_the_model_is_the_results_file() -> None:
     rows = json.loads((RESULTS / "fidelity.json").read_text())
     table = re.search(r"\| method \| computed steps.*?\n\n", text_of("README.md"), re.S)
     assert table is not None
-    assert table[0].count("\n") - 3 == len(rows)
+    measured = {}
     for row in rows:
         spread = f"{row['psnr_db']:.1f} ({row['psnr_low']:.1f} to {row['psnr_high']:.1f})"
-        assert (
+        line = (
             f"| {row['method']} | {row['compute_steps']} of {row['steps']} | {spread} | "
             f"{row['ssim']:.4f} | {row['speedup']:.2f} |"
-        ) in table[0]
+        )
+        measured[line] = row
+    shown = table[0].strip().splitlines()[2:]
+    assert set(shown) <= set(measured)
+    assert {measured[line]["model"] for line in shown} == {"emoji-flux"}
+    assert {"trajectory", "paper", "fewer steps"} <= {measured[line]["method"] for line in shown}
+
+
+@pytest.mark.parametrize("name", ["fidelity", "transfer"])
+def test_the_tables_of_models_are_the_results_files(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    tables = import_module("tables")
+    page = text_of(tables.PAGES[name])
+    rows = tables.read_rows(RESULTS / f"{name}.json")
+    assert page == tables.fill(name, page, rows), "run python benchmarks/tables.py"
 
 
 def test_the_stated_time_is_the_measured_one() -> None:
@@ -77,15 +96,17 @@ def test_every_page_is_in_the_navigation() -> None:
     assert all(f": {page}" in navigation for page in pages)
 
 
-def test_the_figures_of_the_model_are_the_results_file() -> None:
-    row = json.loads((RESULTS / "models.json").read_text())["emoji-flux"]
-    text = text_of("docs/models.md")
-    for name in ("subject", "background", "position", "size"):
-        assert (
-            f"| {name} is the one named | {row[f'{name}_accuracy']:.1%} |".replace("%", " %")
-            in text
-        )
-    assert f"| {row['transformer_share']:.1%} |".replace("%", " %") in text
-    assert f"| weights | {row['weights_bytes'] / 1e6:.1f} MB |" in text
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_the_figures_of_the_models_are_the_results_file(name: str) -> None:
+    row = json.loads((RESULTS / "models.json").read_text())[name]
+    section = text_of("docs/models.md").split(f"## `{name}`")[1].split("\n## ")[0]
+    place = "position" if row["motion_accuracy"] is None else "motion"
+    for attribute in ("subject", "background", place, "size"):
+        figure = f"{row[f'{attribute}_accuracy']:.1%}".replace("%", " %")
+        assert f"| {attribute} is the one named | {figure} |" in section
+    assert f"| {row['transformer_share']:.1%} |".replace("%", " %") in section
+    assert f"| weights | {row['weights_bytes'] / 1e6:.1f} MB |" in section
+    assert row["prompts"] == 200
     assert row["subject_accuracy"] >= 0.9
+    assert row[f"{place}_accuracy"] >= 0.9
     assert row["transformer_share"] >= 0.9

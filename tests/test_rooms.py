@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,10 +21,13 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # Room by room: the parts of the package, and the other packages that they may import.
 ROOMS: list[tuple[set[str], set[str]]] = [
     ({"core"}, {"torch"}),
-    ({"metrics", "pictures"}, {"torch", "skimage", "PIL"}),
+    ({"metrics", "pictures"}, {"torch", "PIL", "imageio", "transformers"}),
     ({"formats"}, {"torch", "safetensors"}),
     ({"models", "integration"}, {"torch", "safetensors", "diffusers", "transformers"}),
     ({"calibration"}, {"torch"}),
+    ({"baselines"}, {"torch", "diffusers", "cache_dit"}),
+    ({"bench"}, {"torch", "diffusers", "safetensors"}),
+    ({"report"}, {"torch", "PIL", "matplotlib"}),
     ({"cli"}, {"torch", "typer", "rich", "PIL", "imageio", "diffusers", "transformers"}),
 ]
 
@@ -101,12 +104,14 @@ def test_importing_the_package_is_instant() -> None:
 
 def test_importing_the_package_takes_under_50_ms() -> None:
     def seconds(code: str) -> float:
-        """Best of several: what the import costs, not what else the machine does."""
+        """Processor time, best of several: what the import costs, not what else runs here."""
         times = []
         for _ in range(7):
-            start = time.perf_counter()
+            before = os.times()
             run_python(code)
-            times.append(time.perf_counter() - start)
+            after = os.times()
+            children = after.children_user - before.children_user
+            times.append(children + after.children_system - before.children_system)
         return min(times)
 
     assert seconds("import ertacache") - seconds("pass") < 0.05
