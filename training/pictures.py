@@ -45,12 +45,14 @@ def save_sheet(images: Tensor, captions: Sequence[str], path: Path, *, columns: 
     images = torch.stack([_strip(image) for image in images])
     rows = -(-len(images) // columns)
     wide = images.shape[-1] / images.shape[-2]
-    figure, axes = pyplot.subplots(rows, columns, figsize=(1.55 * wide * columns, 2.1 * rows))
+    cell = (1.55, 2.1) if wide < 2 else (0.7 * wide, 1.0)  # inches; strips are low
+    letters, below = (22, -0.07) if wide < 2 else (60, -0.2)
+    figure, axes = pyplot.subplots(rows, columns, figsize=(cell[0] * columns, cell[1] * rows))
     for axis in axes.flat:
         axis.set_axis_off()
     for axis, image, text in zip(axes.flat, images, captions, strict=False):
         axis.imshow(_to_pil(image), interpolation="nearest")
-        axis.set_title(textwrap.fill(text, int(22 * wide)), fontsize=7, y=-0.07, va="top")
+        axis.set_title(textwrap.fill(text, letters), fontsize=7, y=below, va="top")
     figure.subplots_adjust(0.005, 0.05, 0.995, 0.995, wspace=0.08, hspace=0.42)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -100,6 +100,16 @@ _ROWS = (
         guidance_argument="true_cfg_scale",
         extra=MappingProxyType({"max_sequence_length": 16, "negative_prompt": ""}),
     ),
+    Model(
+        name="emoji-wan",
+        family="wan",
+        pipeline="WanPipeline",
+        num_inference_steps=50,
+        guidance=5.0,
+        size=(32, 32),
+        num_frames=17,
+        extra=MappingProxyType({"max_sequence_length": 16}),
+    ),
 )
 
 MODELS: Mapping[str, Model] = MappingProxyType({row.name: row for row in _ROWS})
