@@ -1,4 +1,4 @@
-"""What the benchmarks of bundled models share: policies' inputs, intervals, and the results files.
+"""What the benchmarks of bundled models share: policies' inputs, and the results files.
 
 A results file is a list of rows, each with the key "model"; a benchmark replaces the rows of the
 models it was run on and leaves the others alone.
@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ertacache.calibration.profiling import profile
 from ertacache.calibration.refining import Reference, collect_reference
 from ertacache.formats.profile import Profile
+from ertacache.metrics import bootstrap_interval
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -48,19 +47,9 @@ def calibrate(
     return Calibration(known, reference)
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The central 95 % of bootstrapped means."""
-    generator = torch.Generator().manual_seed(0)
-    sample = torch.tensor(values)[
-        torch.randint(len(values), (2000, len(values)), generator=generator)
-    ]
-    low, high = sample.mean(1).quantile(torch.tensor([0.025, 0.975])).tolist()
-    return low, high
-
-
 def mean_row(values: Sequence[float], name: str = "psnr") -> Row:
     """A mean in dB with its interval."""
-    low, high = interval(values)
+    low, high = bootstrap_interval(values)
     mean = sum(values) / len(values)
     return {
         f"{name}_db": round(mean, 2),

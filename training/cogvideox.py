@@ -6,9 +6,8 @@ exactly what the pipeline will compute. Knows nothing of the data or of the trai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import torch
 from diffusers import (
     AutoencoderKLCogVideoX,
     CogVideoXDDIMScheduler,
@@ -19,7 +18,8 @@ from torch import Tensor, nn
 
 from training.data import all_words
 from training.objectives import VPrediction
-from training.text import t5_encoder, t5_tokenizer
+from training.parts import CompiledParts
+from training.text import t5_encoder, t5_tokenizer, tokenize
 
 __all__ = ["CogVideoXParts"]
 
@@ -27,7 +27,7 @@ _WIDTH = 128
 _TOKENS = 16  # text tokens
 
 
-class CogVideoXParts:
+class CogVideoXParts(CompiledParts):
     """Everything of a `CogVideoXPipeline` but the autoencoder."""
 
     space = "video"
@@ -63,21 +63,10 @@ class CogVideoXParts:
         )
         encoder = t5_encoder(self.tokenizer, width=_WIDTH)
         self.modules = nn.ModuleDict({"transformer": transformer, "text_encoder": encoder})
-        self.compiled: Callable[..., tuple[Tensor, ...]] | None = None
-
-    def compile(self) -> None:
-        """Compile the transformer for training; sampling goes on without."""
-        self.compiled = torch.compile(self.modules["transformer"])
 
     def tokenize(self, captions: Sequence[str]) -> tuple[Tensor, ...]:
         """Token ids, padded as the pipeline pads them."""
-        tokens = self.tokenizer(
-            list(captions),
-            padding="max_length",
-            max_length=_TOKENS,
-            truncation=True,
-            return_tensors="pt",
-        )
+        tokens = tokenize(self.tokenizer, captions)
         return (tokens.input_ids,)
 
     def predict(self, latents: Tensor, level: Tensor, ids: tuple[Tensor, ...]) -> Tensor:
@@ -89,9 +78,7 @@ class CogVideoXParts:
             ids: Token ids from `tokenize`.
         """
         text = self.modules["text_encoder"](ids[0]).last_hidden_state
-        compiled = self.compiled is not None and torch.is_grad_enabled()
-        transformer = self.compiled if compiled else self.modules["transformer"]
-        frames_first = transformer(
+        frames_first = self.transformer(
             hidden_states=latents.transpose(1, 2),
             encoder_hidden_states=text,
             timestep=level,

@@ -6,7 +6,7 @@ what the pipeline will compute. Knows nothing of the data or of the training loo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from diffusers import (
@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from training.data import all_words
 from training.objectives import Flow
-from training.text import clip_encoder, clip_tokenizer, t5_encoder, t5_tokenizer
+from training.parts import CompiledParts
+from training.text import clip_encoder, clip_tokenizer, t5_encoder, t5_tokenizer, tokenize
 
 __all__ = ["FluxParts", "pack", "unpack"]
 
@@ -40,7 +41,7 @@ def unpack(tokens: Tensor) -> Tensor:
     return nn.functional.pixel_shuffle(tokens.transpose(1, 2).unflatten(2, (side, side)), 2)
 
 
-class FluxParts:
+class FluxParts(CompiledParts):
     """Everything of a `FluxPipeline` but the autoencoder."""
 
     space = "image"
@@ -70,28 +71,14 @@ class FluxParts:
                 "text_encoder_2": t5_encoder(self.t5_tokenizer, width=_WIDTH),
             }
         )
-        self.compiled: Callable[..., tuple[Tensor, ...]] | None = None
         ids = torch.cartesian_prod(torch.arange(_GRID), torch.arange(_GRID))
         self.image_ids = nn.functional.pad(ids.float(), (1, 0))
         self.text_ids = torch.zeros(_TOKENS, 3)
 
-    def compile(self) -> None:
-        """Compile the transformer for training; sampling goes on without."""
-        self.compiled = torch.compile(self.modules["transformer"])
-
     def tokenize(self, captions: Sequence[str]) -> tuple[Tensor, ...]:
         """Token ids of both encoders, padded as the pipeline pads them."""
         tokenizers = (self.clip_tokenizer, self.t5_tokenizer)
-        return tuple(
-            tokenizer(
-                list(captions),
-                padding="max_length",
-                max_length=_TOKENS,
-                truncation=True,
-                return_tensors="pt",
-            ).input_ids
-            for tokenizer in tokenizers
-        )
+        return tuple(tokenize(tokenizer, captions).input_ids for tokenizer in tokenizers)
 
     def predict(self, latents: Tensor, level: Tensor, ids: tuple[Tensor, ...]) -> Tensor:
         """Predict noise minus data.
@@ -103,9 +90,7 @@ class FluxParts:
         """
         pooled = self.modules["text_encoder"](ids[0]).pooler_output
         text = self.modules["text_encoder_2"](ids[1]).last_hidden_state
-        compiled = self.compiled is not None and torch.is_grad_enabled()
-        transformer = self.compiled if compiled else self.modules["transformer"]
-        tokens = transformer(
+        tokens = self.transformer(
             hidden_states=pack(latents),
             encoder_hidden_states=text,
             pooled_projections=pooled,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from tokenizers import pre_tokenizers
 from transformers import (
+    BatchEncoding,
     CLIPTextConfig,
     CLIPTextModel,
     CLIPTokenizer,
@@ -21,7 +22,14 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-__all__ = ["clip_encoder", "clip_tokenizer", "t5_encoder", "t5_tokenizer", "umt5_encoder"]
+__all__ = [
+    "clip_encoder",
+    "clip_tokenizer",
+    "t5_encoder",
+    "t5_tokenizer",
+    "tokenize",
+    "umt5_encoder",
+]
 
 _CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-"
 
@@ -61,6 +69,17 @@ def t5_tokenizer(words: Sequence[str], *, length: int) -> T5Tokenizer:
     pieces += [(c, -10.0) for c in _CHARACTERS]
     return T5Tokenizer(
         vocab=pieces, extra_ids=0, additional_special_tokens=[], model_max_length=length
+    )
+
+
+def tokenize(tokenizer: CLIPTokenizer | T5Tokenizer, captions: Sequence[str]) -> BatchEncoding:
+    """Token ids and their mask, padded to the tokenizer's length as the pipelines pad them."""
+    return tokenizer(
+        list(captions),
+        padding="max_length",
+        max_length=tokenizer.model_max_length,
+        truncation=True,
+        return_tensors="pt",
     )
 
 

@@ -6,9 +6,8 @@ what the pipeline will compute. Knows nothing of the data or of the training loo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import torch
 from diffusers import (
     AutoencoderKLWan,
     UniPCMultistepScheduler,
@@ -19,7 +18,8 @@ from torch import Tensor, nn
 
 from training.data import all_words
 from training.objectives import Flow
-from training.text import t5_tokenizer, umt5_encoder
+from training.parts import CompiledParts
+from training.text import t5_tokenizer, tokenize, umt5_encoder
 
 __all__ = ["WanParts"]
 
@@ -27,7 +27,7 @@ _WIDTH = 128
 _TOKENS = 16  # text tokens
 
 
-class WanParts:
+class WanParts(CompiledParts):
     """Everything of a `WanPipeline` but the autoencoder."""
 
     space = "video"
@@ -52,21 +52,10 @@ class WanParts:
         )
         encoder = umt5_encoder(self.tokenizer, width=_WIDTH)
         self.modules = nn.ModuleDict({"transformer": transformer, "text_encoder": encoder})
-        self.compiled: Callable[..., tuple[Tensor, ...]] | None = None
-
-    def compile(self) -> None:
-        """Compile the transformer for training; sampling goes on without."""
-        self.compiled = torch.compile(self.modules["transformer"])
 
     def tokenize(self, captions: Sequence[str]) -> tuple[Tensor, ...]:
         """Token ids and their mask, padded as the pipeline pads them."""
-        tokens = self.tokenizer(
-            list(captions),
-            padding="max_length",
-            max_length=_TOKENS,
-            truncation=True,
-            return_tensors="pt",
-        )
+        tokens = tokenize(self.tokenizer, captions)
         return tokens.input_ids, tokens.attention_mask
 
     def predict(self, latents: Tensor, level: Tensor, ids: tuple[Tensor, ...]) -> Tensor:
@@ -79,9 +68,7 @@ class WanParts:
         """
         tokens, mask = ids
         text = self.modules["text_encoder"](tokens, mask).last_hidden_state
-        compiled = self.compiled is not None and torch.is_grad_enabled()
-        transformer = self.compiled if compiled else self.modules["transformer"]
-        return transformer(
+        return self.transformer(
             hidden_states=latents,
             timestep=level,
             encoder_hidden_states=text * mask[:, :, None],  # the pipeline pads with zeros
