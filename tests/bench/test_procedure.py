@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
-from ertacache.bench import Bench, Workload
+from ertacache.bench import Bench, Workload, realism
 from ertacache.bench.entries import method_names
 from ertacache.calibration.profiling import number_runs
 from tests.integration.tiny import CASES
@@ -80,7 +81,24 @@ def test_bad_wishes_are_refused_before_any_work(work: Workload, tmp_path: Path) 
         Bench(work, tmp_path / "x.json", methods=("Magic",))
     with pytest.raises(ValueError, match="greater than 1"):
         Bench(work, tmp_path / "x.json", budgets=(1.0,))
+    with pytest.raises(ValueError, match="two pictures"):
+        Bench(work, tmp_path / "x.json", reference=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_fid_of_every_method_that_ran(
+    work: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(realism, "inception_features", lambda x: x.mean((2, 3)))
+    for name, level in (("a.png", 0), ("b.png", 255)):
+        Image.new("RGB", (4, 4), (level, level, level)).save(tmp_path / name)
+    methods = ("fewer steps", "T-GATE")
+    rows = Bench(work, tmp_path / "x.json", (2.0,), methods, reference=tmp_path).run()
+    distances = {row["method"]: row["fid"] for row in rows}
+    assert distances["full"] > 0
+    assert distances["fewer steps"] > 0
+    assert distances["full"] != distances["fewer steps"]
+    assert distances["T-GATE"] is None
 
 
 def test_the_row_of_fewer_steps_is_always_there() -> None:

@@ -27,6 +27,7 @@ def test_times_are_compared_batch_by_batch() -> None:
     assert 30.0 <= row["psnr_low"] < 40.0 < row["psnr_high"] <= 50.0
     assert row["ssim"] == 0.75
     assert row["lpips"] is None
+    assert row["flickering"] is None
 
 
 def test_a_method_that_cannot_take_part_keeps_its_reason(tmp_path: Path) -> None:

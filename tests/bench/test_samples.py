@@ -13,6 +13,7 @@ def test_round_trip_of_pictures_and_videos(tmp_path: Path) -> None:
     path = tmp_path / "x.samples.safetensors"
     first = Samples(path)
     first.add("full", 1.0, torch.ones(8, 3, 4, 4))
+    first.add("full", 1.0, torch.zeros(2, 3, 4, 4), batch=1)
     first.save(["a", "b", "c", "d", "e"])
     again = Samples(path)  # as after an interruption
     again.add("DBCache | fast", 1.5, torch.linspace(-1, 2, 4)[:, None, None, None, None])
@@ -23,3 +24,16 @@ def test_round_trip_of_pictures_and_videos(tmp_path: Path) -> None:
     assert found["full", 1.0].shape == (SAMPLES, 3, 4, 4)
     assert found["full", 1.0].unique().tolist() == [255]
     assert found["DBCache | fast", 1.5].flatten().tolist() == [0, 0, 255, 255]
+
+
+def test_all_pictures_are_kept_but_only_the_first_videos(tmp_path: Path) -> None:
+    kept = Samples(tmp_path / "x.samples.safetensors")
+    kept.add("full", 1.0, torch.ones(8, 3, 4, 4))
+    assert kept.pictures("full", 1.0, batches=2) is None
+    kept.add("full", 1.0, torch.zeros(2, 3, 4, 4), batch=1)
+    found = kept.pictures("full", 1.0, batches=2)
+    assert found is not None
+    assert found.flatten(1).mean(1).tolist() == [1.0] * 8 + [0.0] * 2
+    kept.add("video", 1.0, torch.ones(8, 5, 3, 4, 4))
+    kept.add("video", 1.0, torch.ones(8, 5, 3, 4, 4), batch=1)
+    assert kept.pictures("video", 1.0, batches=2) is None

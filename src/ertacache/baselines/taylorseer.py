@@ -27,7 +27,8 @@ class TaylorSeer:
 
     Attributes:
         name: its row in the tables.
-        max_order: of the expansion; 2 is better than diffusers' default 1 where it was tried.
+        max_order: of the expansion. Of 1 (diffusers' default), 2 and 3, 2 came closest to the full
+            run on calibration prompts of ``emoji-flux`` at half and at a third of the steps.
     """
 
     name: str = "TaylorSeer"
@@ -93,8 +94,8 @@ def computed_steps(num_steps: int, interval: int, cool_down: int) -> tuple[int, 
 def choose_interval(num_steps: int, budget: int) -> tuple[int, int]:
     """The smallest interval within a budget of computed steps; what is left goes to the end.
 
-    Spent at the end the rest helps far more than at the start: on ``emoji-flux``, 15 of 30 steps,
-    57 dB against 53.
+    Spent at the end the rest helps more than at the start: on 8 calibration prompts of
+    ``emoji-flux``, 15 of 30 steps, 55.9 dB against 48.0 to 54.3 with longer warm-ups.
 
     Example:
         >>> choose_interval(30, 10), choose_interval(30, 15)

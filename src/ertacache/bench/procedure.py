@@ -27,12 +27,14 @@ from ertacache.bench.entries import (
     policy_entries,
     rival_entries,
 )
+from ertacache.bench.realism import Realism, check_reference
 from ertacache.bench.records import Journal, Record
 from ertacache.bench.rows import BenchRow, make_row, write_results
 from ertacache.bench.samples import Samples
 from ertacache.bench.workload import Workload
 from ertacache.calibration.profiling import Progress
-from ertacache.metrics import NotAvailableError, lpips, psnr, ssim
+from ertacache.metrics import NotAvailableError, lpips, psnr, ssim, temporal_flickering
+from ertacache.metrics.files import media_files
 from ertacache.metrics.video import IDENTICAL
 
 __all__ = ["BUDGETS", "Bench"]
@@ -53,6 +55,7 @@ class Bench:
         budgets: speed-ups that every method is turned to.
         methods: names of the methods, all by default.
         command: what reproduces it, for the record.
+        reference: folder of pictures that the model was trained on, for FID; none, no FID.
     """
 
     work: Workload
@@ -60,6 +63,7 @@ class Bench:
     budgets: Sequence[float] = BUDGETS
     methods: Sequence[str] = ()
     command: str = ""
+    reference: Path | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be compared."""
@@ -71,6 +75,8 @@ class Bench:
             )
         if not self.budgets or min(self.budgets) <= 1:
             raise ValueError("budgets are speed-ups, each greater than 1")
+        if self.reference is not None:
+            check_reference(self.reference)
 
     @property
     def journal_path(self) -> Path:
@@ -92,6 +98,7 @@ class Bench:
             "methods": list(self.methods or method_names()),
             "calibration": [self.work.calibration[0].seed, len(self.work.calibration)],
             "heldout": [self.work.heldout[0].seed, len(self.work.heldout)],
+            "reference": None if self.reference is None else len(media_files(self.reference)),
             "batch_size": self.work.batch_size,
             "threads": torch.get_num_threads(),
             "device": str(getattr(self.work.pipe, "device", "cpu")),
@@ -104,10 +111,12 @@ class Bench:
         journal = Journal(self.journal_path, self.settings())
         entries = self.prepare(tell)
         costs = self._count_costs(entries, tell("cost"))
-        self._measure(entries, journal, tell("measure"))
+        samples = self._measure(entries, journal, tell("measure"))
+        distances = self._distances(entries, samples, tell)
         full = list(journal.of("full", 1.0))
         rows = [
             make_row(row, list(journal.of(row.method, row.budget)), full)
+            | {"fid": distances.get((row.method, row.budget))}
             for row in (self._row(entry, costs) for entry in entries)
         ]
         write_results(self.output, self.settings(), rows)
@@ -153,7 +162,7 @@ class Bench:
 
     def _measure(
         self, entries: Sequence[Entry], journal: Journal, progress: Progress | None
-    ) -> None:
+    ) -> Samples:
         batches = self.work.batches
         running = [entry for entry in entries if entry.attach is not None]
         samples = Samples(self.samples_path)
@@ -166,15 +175,31 @@ class Bench:
                     with entry.attach():
                         result, seconds = self.work.generate(batch)
                     truth = result if truth is None else truth
-                    if number == 0:
-                        samples.add(entry.method, entry.budget, result)
+                    samples.add(entry.method, entry.budget, result, batch=number)
                     if entry in missing:
                         scores = _scores(result, truth)
                         journal.add(Record(entry.method, entry.budget, number, seconds, scores))
                 if progress is not None:
                     progress(number * len(running) + place + 1, len(batches) * len(running))
-            if number == 0:
-                samples.save([run.prompt for run in batch])
+            if missing:
+                samples.save([run.prompt for run in batches[0]])
+        return samples
+
+    def _distances(
+        self, entries: Sequence[Entry], samples: Samples, tell: Stage
+    ) -> dict[tuple[str, float], float]:
+        """FID of every entry to the reference pictures; nothing without them, or of videos."""
+        if self.reference is None:
+            return {}
+        judge, progress = Realism(self.reference), tell("FID")
+        found = {}
+        for done, entry in enumerate(entries, start=1):
+            pictures = samples.pictures(entry.method, entry.budget, len(self.work.batches))
+            if pictures is not None and pictures.ndim == 4:
+                found[entry.method, entry.budget] = round(judge.fid(pictures), 3)
+            if progress is not None:
+                progress(done, len(entries))
+        return found
 
     def _row(self, entry: Entry, costs: Mapping[tuple[str, float], tuple[int, int]]) -> BenchRow:
         full_flops, full_bytes = costs["full", 1.0]
@@ -206,6 +231,8 @@ def _scores(result: Tensor, truth: Tensor) -> dict[str, list[float]]:
     }
     with suppress(NotAvailableError):  # the column stays empty, and the report says what to install
         scores["lpips"] = lpips(result, truth).tolist()
+    if result.ndim == 5:
+        scores["flickering"] = temporal_flickering(result).tolist()
     return scores
 
 

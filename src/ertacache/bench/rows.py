@@ -37,6 +37,8 @@ class BenchRow:
         psnr_db: mean PSNR to the full run, with the ends of its 95 % interval.
         ssim: mean SSIM, likewise.
         lpips: mean LPIPS (AlexNet), likewise; None without its weights.
+        flickering: of videos, mean of VBench's temporal flickering, likewise; 1 is a still.
+        fid: of pictures, FID to given pictures; comparable only between equally many prompts.
         why_not: why the method has no numbers on this model.
     """
 
@@ -62,6 +64,10 @@ class BenchRow:
     lpips: float | None = None
     lpips_low: float | None = None
     lpips_high: float | None = None
+    flickering: float | None = None
+    flickering_low: float | None = None
+    flickering_high: float | None = None
+    fid: float | None = None
     why_not: str | None = None
 
 
@@ -107,7 +113,7 @@ def make_row(row: BenchRow, records: Sequence[Record], full: Sequence[Record]) -
         "speedup_low": round(low, 3),
         "speedup_high": round(high, 3),
     }
-    for metric, digits in (("psnr", 2), ("ssim", 5), ("lpips", 5)):
+    for metric, digits in (("psnr", 2), ("ssim", 5), ("lpips", 5), ("flickering", 5)):
         values = [value for record in records for value in record.scores.get(metric, [])]
         if values:
             mean, low, high = _interval(values, digits)

@@ -1,6 +1,6 @@
-"""What the first prompts look like by each method, kept beside the results for the report.
+"""What each method generated, kept beside the results: for the report, and for FID.
 
-Pixels as bytes in one safetensors file. Knows no method.
+Pixels as bytes in one safetensors file. Of videos only the first prompts are kept. Knows no method.
 """
 
 from __future__ import annotations
@@ -16,38 +16,50 @@ from torch import Tensor
 
 __all__ = ["SAMPLES", "Samples", "read_samples"]
 
-SAMPLES = 4  # prompts that are kept
+SAMPLES = 4  # prompts that the report shows
 
 
 class Samples:
-    """Results by method and budget, gathered, then saved at once."""
+    """Results by method, budget and batch, on disk batch by batch."""
 
     def __init__(self, path: Path) -> None:
         """Go on with the samples of an interrupted benchmark, if there are any."""
         self._path = path
         self._kept: dict[str, Tensor] = load_file(path) if path.exists() else {}
 
-    def add(self, method: str, budget: float, result: Tensor) -> None:
-        """Keep the first results of a batch, values from 0 to 1."""
-        levels = (result[:SAMPLES].clamp(0, 1) * 255).round().to(torch.uint8)
-        self._kept[_key(method, budget)] = levels.contiguous()
+    def add(self, method: str, budget: float, result: Tensor, *, batch: int = 0) -> None:
+        """Keep the results of a batch, values from 0 to 1."""
+        if result.ndim == 5:
+            if batch > 0:
+                return
+            result = result[:SAMPLES]
+        levels = (result.clamp(0, 1) * 255).round().to(torch.uint8)
+        self._kept[_key(method, budget, batch)] = levels.contiguous()
 
     def save(self, prompts: Sequence[str]) -> None:
-        """Write the file."""
+        """Write the file; ``prompts`` are those of the first batch."""
         shown = json.dumps(list(prompts[:SAMPLES]))
         save_file(self._kept, self._path, metadata={"prompts": shown})
 
+    def pictures(self, method: str, budget: float, batches: int) -> Tensor | None:
+        """All pictures of a method, values from 0 to 1; None unless every batch is there."""
+        keys = [_key(method, budget, batch) for batch in range(batches)]
+        if not all(key in self._kept for key in keys):
+            return None
+        return torch.cat([self._kept[key] for key in keys]).float() / 255
 
-def _key(method: str, budget: float) -> str:
-    return f"{budget:g}|{method}"
+
+def _key(method: str, budget: float, batch: int) -> str:
+    return f"{budget:g}|{batch}|{method}"
 
 
 def read_samples(path: Path) -> tuple[list[str], dict[tuple[str, float], Tensor]]:
-    """The prompts, and bytes of shape (prompts, ..., 3, height, width) by method and budget."""
+    """The first prompts, and bytes of shape (prompts, ..., 3, height, width) by method, budget."""
     with safe_open(path, "pt") as file:
         prompts = json.loads(file.metadata()["prompts"])
-    found = {}
-    for key, value in load_file(path).items():
-        budget, method = key.split("|", 1)
-        found[method, float(budget)] = value
+        found = {}
+        for key in file.keys():  # noqa: SIM118  (it is no dictionary)
+            budget, batch, method = key.split("|", 2)
+            if batch == "0":
+                found[method, float(budget)] = file.get_tensor(key)[:SAMPLES]
     return prompts, found

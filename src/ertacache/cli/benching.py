@@ -54,6 +54,10 @@ def bench(
     calibration: Annotated[
         int, typer.Option("--calibration", min=2, metavar="N", help="Prompts to learn from.")
     ] = CALIBRATION_PROMPTS,
+    reference: Annotated[
+        Path | None,
+        typer.Option("--reference", metavar="FOLDER", help="Training pictures, to compute FID."),
+    ] = None,
     seed: opt.Seed = 0,
     batch_size: opt.BatchSize = 8,
     steps: opt.Steps = None,
@@ -77,7 +81,7 @@ def bench(
         raise ValueError("say how many steps a full run has: --steps")
     work = Workload(model, pipe, call, *_number(learnt, judged, seed), batch_size)
     command = shlex.join(["ertacache", *sys.argv[1:]])
-    comparison = Bench(work, output, _numbers(budgets), wanted, command)
+    comparison = Bench(work, output, _numbers(budgets), wanted, command, reference)
     with running(given), Stages() as stage:
         rows = comparison.run(stage)
     _say_rows(rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 from ertacache.bench.rows import BenchRow
@@ -35,14 +35,28 @@ def best_first(rows: Sequence[BenchRow]) -> list[BenchRow]:
     return sorted(rows, key=lambda row: -(row.psnr_db if row.psnr_db is not None else -1.0))
 
 
+def _more_columns(rows: Sequence[BenchRow]) -> dict[str, Callable[[BenchRow], str]]:
+    """What only pictures, or only videos, are judged by."""
+    columns: dict[str, Callable[[BenchRow], str]] = {}
+    if any(row.fid is not None for row in rows):
+        columns["FID ↓"] = lambda row: "" if row.fid is None else f"{row.fid:.2f}"
+    if any(row.flickering is not None for row in rows):
+        columns["flickering ↑"] = lambda row: (
+            "" if row.flickering is None else f"{row.flickering:.4f}"
+        )
+    return columns
+
+
 def quality_table(rows: Sequence[BenchRow]) -> str:
-    """The paper's columns at one budget: speed-up, latency, LPIPS, SSIM, PSNR."""
-    head = ("method", "turned to", "FLOPs", "speed-up", "latency", "LPIPS ↓", "SSIM ↑", "PSNR ↑")
+    """The paper's columns at one budget, with FID of pictures or flickering of videos."""
+    more = _more_columns(rows)
+    head = ("method", "turned to", "FLOPs", "speed-up", "latency", *more)
+    head += ("LPIPS ↓", "SSIM ↑", "PSNR ↑")
     body = []
     for row in best_first(rows):
         name = escape(row.method)
         if row.why_not is not None:
-            body.append([name, f"not applicable: {escape(row.why_not)}", *[""] * 6])
+            body.append([name, f"not applicable: {escape(row.why_not)}", *[""] * (len(head) - 2)])
             continue
         body.append(
             [
@@ -51,6 +65,7 @@ def quality_table(rows: Sequence[BenchRow]) -> str:
                 f"{row.flops_ratio or 0.0:.3f}",
                 f"{row.speedup or 0.0:.2f}x",
                 f"{row.seconds or 0.0:.2f} s",
+                *(show(row) for show in more.values()),
                 _interval(row.lpips, row.lpips_low, row.lpips_high, 4),
                 _interval(row.ssim, row.ssim_low, row.ssim_high, 4),
                 _interval(row.psnr_db, row.psnr_low, row.psnr_high, 2),
