@@ -161,7 +161,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure models, one after the other, and write their rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}")
-    parser.add_argument("--calibration", type=int, default=16, help="calibration prompts")
+    parser.add_argument("--calibration", type=int, default=32, help="calibration prompts")
     parser.add_argument("--heldout", type=int, default=64, help="held-out prompts")
     parser.add_argument("--batch", type=int, default=8, help="prompts per call")
     parser.add_argument("--methods", nargs="+", choices=GROUPS, default=GROUPS)

@@ -15,22 +15,25 @@ from typing import Any
 from ertacache.baselines import BASELINES, Baseline, search_knob
 from ertacache.bench.cost import count_flops
 from ertacache.bench.workload import Workload
-from ertacache.calibration.paper import calibrate_paper
+from ertacache.calibration.paper import fit_paper_plan, make_walk, search_schedule
 from ertacache.calibration.profiling import Progress, profile
 from ertacache.calibration.refining import collect_reference, refine
-from ertacache.calibration.solving import Wish, solve
+from ertacache.calibration.solving import make_policy, solve
 from ertacache.formats.policy import Policy
+from ertacache.formats.profile import Profile
 from ertacache.integration import attach
 
 __all__ = ["OURS", "Entry", "full_entry", "method_names", "policy_entries", "rival_entries"]
 
-OURS: Mapping[str, Mapping[str, Any]] = {
-    "trajectory": {},
-    "paper": {"method": "paper"},
-    "paper, no timesteps": {"method": "paper", "adjust_timesteps": False},
-    "paper, policy only": {"method": "paper", "adjust_timesteps": False, "rectify": False},
+PAPER: Mapping[str, Mapping[str, Any]] = {
+    "paper": {},
+    "paper, no timesteps": {"adjust_timesteps": False},
+    "paper, policy only": {"adjust_timesteps": False, "rectify": False},
 }
-"""Policies of ours and the paper's ablation: name in the table, fields of the wish."""
+"""The paper's ablation: name in the table, the parts that are left out."""
+
+OURS = ("trajectory", *PAPER)
+"""What runs as a policy of ours."""
 
 SEARCH_PROMPTS = 2  # calibration prompts that a knob is searched on
 SEARCH_TRIES = 10
@@ -91,17 +94,37 @@ def policy_entries(
     reference = collect_reference(
         work.pipe, known.prompts, kept, batch_size=work.batch_size, call=work.call
     )
+    made: dict[tuple[str, float], Policy] = {}
+    for budget in budgets:
+        steps = round(work.steps / budget)
+        if "trajectory" in methods:
+            policy = solve(known, compute_steps=steps)
+            made["trajectory", budget] = refine(
+                work.pipe,
+                policy,
+                known,
+                reference=reference,
+                call=work.call,
+                batch_size=work.batch_size,
+            )
+        parts = [method for method in methods if method in PAPER]
+        for method, policy in _paper_policies(work, known, steps, parts):
+            made[method, budget] = policy
     for method in methods:
         for budget in budgets:
-            wish = Wish(compute_steps=round(work.steps / budget), **OURS[method])
-            same: dict[str, Any] = {"call": work.call, "batch_size": work.batch_size}
-            if wish.method == "paper":
-                runs = list(known.prompts)
-                policy = calibrate_paper(work.pipe, known, runs, wish=wish, **same)
-            else:
-                policy = solve(known, **vars(wish))
-                policy = refine(work.pipe, policy, known, reference=reference, **same)
-            yield _policy_entry(work, method, budget, policy)
+            yield _policy_entry(work, method, budget, made[method, budget])
+
+
+def _paper_policies(
+    work: Workload, known: Profile, steps: int, methods: Sequence[str]
+) -> Iterator[tuple[str, Policy]]:
+    """The paper's parts on one schedule, searched and fitted on the network."""
+    if not methods:
+        return
+    walk = make_walk(known, known.prompts, call=work.call, batch_size=work.batch_size)
+    found = search_schedule(work.pipe, walk, known, budget=steps)
+    for method in methods:
+        yield method, make_policy(known, fit_paper_plan(work.pipe, walk, found, **PAPER[method]))
 
 
 def _policy_entry(work: Workload, method: str, budget: float, policy: Policy) -> Entry:

@@ -28,8 +28,9 @@ from ertacache.integration.refit import RefitTask, refit_run
 
 __all__ = ["REFINE_PROMPTS", "Reference", "collect_reference", "refine"]
 
-REFINE_PROMPTS = 16  # by default: more cost time and bring little
-HISTORIES = (3, 4)
+REFINE_PROMPTS = 32  # by default: with half as many, prompts of a kind not among them stray
+FITS = (Fit(history=4), Fit(history=4, ridge=1e-2), Fit(history=3))
+"""Ways to fit a schedule: the strong ridge serves few computed steps, the weak one many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +91,9 @@ def refine(
 ) -> Policy:
     """Refit a policy in closed loop, if that helps prompts it was not fitted on.
 
-    Candidates are the policy's schedule and the uniform one, each with three and with four outputs
-    of history, and the policy as it is. Each is fitted on one half of the prompts and judged on the
-    other; the best is then fitted on all of them.
+    Candidates are the policy's schedule, fitted in the ways of ``FITS``, the uniform one, fitted in
+    the first of them, and the policy as it is. Each is fitted on one half of the prompts and judged
+    on the other; the best is then fitted on all of them.
 
     Args:
         pipe: the pipeline, nothing attached.
@@ -109,8 +110,9 @@ def refine(
     if half == 0:
         return policy
     uniform = spread_schedule(policy.num_steps, len(policy.compute_steps), {0})
-    schedules = dict.fromkeys([policy.compute_steps, uniform])
-    candidates = [(steps, Fit(history=h)) for steps in schedules for h in HISTORIES]
+    candidates = [(policy.compute_steps, fit) for fit in FITS]
+    if uniform != policy.compute_steps:
+        candidates.append((uniform, FITS[0]))
     tell = progress or (lambda done, calls: None)
     bench = _Bench(pipe, profile, reference, call, batch_size, count or (lambda calls: None))
     best, lowest = None, bench.open_loop_error(policy)

@@ -28,7 +28,7 @@ EXAMPLES = (
     "--limit 16 -o quick.json",
     "ertacache bench ./my-pipeline --prompts mine.txt --heldout others.txt --steps 50 -o mine.json",
 )
-CALIBRATION_PROMPTS, HELDOUT_PROMPTS = 16, 64
+CALIBRATION_PROMPTS, HELDOUT_PROMPTS = 32, 64
 
 
 def bench(

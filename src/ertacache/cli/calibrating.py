@@ -87,7 +87,7 @@ def calibrate(
     adjust_timesteps: opt.AdjustTimesteps = True,
     rectify: opt.Rectify = True,
     refit: Refit = True,
-    refit_prompts: RefitPrompts = 16,
+    refit_prompts: RefitPrompts = 32,
     steps: opt.Steps = None,
     guidance: opt.Guidance = None,
     height: opt.Height = None,
