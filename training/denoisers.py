@@ -64,7 +64,7 @@ DENOISERS = {
     "emoji-flux": Denoiser(FluxParts, Schedule(7300, 32, 1e-3, ema=0.999, preview_every=500)),
     "emoji-wan": Denoiser(WanParts, Schedule(6300, 32, 1e-3, ema=0.999, preview_every=500)),
     "emoji-cogvideox": Denoiser(
-        CogVideoXParts, Schedule(7500, 32, 1e-3, ema=0.999, preview_every=500)
+        CogVideoXParts, Schedule(9000, 32, 1e-3, ema=0.999, preview_every=500)
     ),
 }
 
