@@ -20,6 +20,7 @@ import torch
 from diffusers import AutoencoderKL, AutoencoderKLCogVideoX, AutoencoderKLWan
 from torch import Tensor, nn
 
+from ertacache.models.opensora import AutoencoderKLOpenSora
 from training.data import render, scenes, spread
 from training.loop import Schedule, load_ema, train
 from training.patches import SPACES, PatchBasis, Space, patch_basis
@@ -72,6 +73,23 @@ def _cogvideox() -> AutoencoderKLCogVideoX:
     )
 
 
+def _opensora() -> AutoencoderKLOpenSora:
+    return AutoencoderKLOpenSora(
+        latent_channels=16,
+        spatial_block_out_channels=(16, 32, 64),
+        spatial_layers_per_block=1,
+        spatial_norm_num_groups=8,
+        spatial_scaling_factor=1.0,
+        temporal_block_out_channels=(32, 48, 64),
+        temporal_downsample=(True, True),
+        temporal_layers_per_block=1,
+        temporal_norm_num_groups=8,
+        micro_batch_size=17,  # a whole video
+        latents_mean=(0.0,) * 16,  # the latents are scaled already
+        latents_std=(1.0,) * 16,
+    )
+
+
 @dataclass(frozen=True)
 class Autoencoder:
     """One row: an architecture, the latents it has to learn, how it is trained.
@@ -101,6 +119,9 @@ AUTOENCODERS = {
     ),
     "cogvideox": Autoencoder(
         _cogvideox, SPACES["video"], Schedule(3500, 8, 3e-3, ema=0.998, preview_every=500), 9, 16
+    ),
+    "opensora": Autoencoder(
+        _opensora, SPACES["video"], Schedule(3500, 8, 3e-3, ema=0.998, preview_every=500), 17, 16
     ),
 }
 _ENCODE_EVERY = 4  # steps between two that also train the encoder: a linear map is easily learnt
