@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ertacache.models.opensora import AutoencoderKLOpenSora
 from training.data import render, scenes, spread
 from training.loop import Schedule, load_ema, train
-from training.patches import SPACES, PatchBasis, Space, patch_basis
+from training.patches import SPACES, PatchBasis, Space, frame_basis, patch_basis
 from training.pictures import save_grid
 
 __all__ = ["AUTOENCODERS", "Autoencoder", "AutoencoderTask", "load_autoencoder", "psnr"]
@@ -90,6 +90,19 @@ def _opensora() -> AutoencoderKLOpenSora:
     )
 
 
+def _between(vae: AutoencoderKLOpenSora, x: Tensor, z: Tensor, encode: bool) -> Tensor:
+    """Teach each stage its own half of the way: between them lie components of single frames."""
+    frames = x.transpose(1, 2)
+    w = frame_basis(SPACES["video"]).encode(frames.flatten(0, 1))
+    w = w.unflatten(0, frames.shape[:2]).transpose(1, 2)
+    loss = (vae.temporal_vae.decode(z, num_frames=x.shape[2]) - w).pow(2).mean()
+    if encode:
+        mean = vae.temporal_vae.encode(w).chunk(2, dim=1)[0]
+        loss = loss + (mean - z).pow(2).mean()
+        loss = loss + (vae.spatial_vae.encode(x, None) - w).pow(2).mean()
+    return loss
+
+
 @dataclass(frozen=True)
 class Autoencoder:
     """One row: an architecture, the latents it has to learn, how it is trained.
@@ -101,6 +114,7 @@ class Autoencoder:
         clip: Frames of a clip.
         crop: Side of a clip in pixels. Of many small clips a step learns more than of few whole
             videos; every fourth step takes one whole video all the same, for its edges.
+        aid: A further loss of the model, its pixels and latents, and whether the step encodes.
     """
 
     build: Callable[[], Any]
@@ -108,6 +122,7 @@ class Autoencoder:
     schedule: Schedule
     clip: int = 1
     crop: int = 0
+    aid: Callable[[Any, Tensor, Tensor, bool], Tensor] | None = None
 
 
 AUTOENCODERS = {
@@ -121,7 +136,12 @@ AUTOENCODERS = {
         _cogvideox, SPACES["video"], Schedule(3500, 8, 3e-3, ema=0.998, preview_every=500), 9, 16
     ),
     "opensora": Autoencoder(
-        _opensora, SPACES["video"], Schedule(3500, 8, 3e-3, ema=0.998, preview_every=500), 17, 16
+        _opensora,
+        SPACES["video"],
+        Schedule(3500, 8, 2e-3, ema=0.998, preview_every=500),
+        17,
+        16,
+        _between,
     ),
 }
 _ENCODE_EVERY = 4  # steps between two that also train the encoder: a linear map is easily learnt
@@ -175,9 +195,12 @@ class AutoencoderTask:
         """One training batch."""
         x, vae = self.draw(step), self.modules["vae"]
         z, loss = self.basis.encode(x), torch.zeros(())
-        if step % _ENCODE_EVERY == 0:
+        encode = step % _ENCODE_EVERY == 0
+        if self.row.aid is not None:
+            loss = loss + self.row.aid(vae, x, z, encode)
+        if encode:
             posterior = vae.encode(x).latent_dist
-            loss = (posterior.mean - z).pow(2).mean() + self._spread_loss(posterior.logvar)
+            loss = loss + (posterior.mean - z).pow(2).mean() + self._spread_loss(posterior.logvar)
         y = vae.decode(z + self.latent_noise * torch.randn_like(z)).sample
         return _reconstruction(x, y) + loss
 
