@@ -20,9 +20,10 @@ import torch
 from diffusers import AutoencoderKL, AutoencoderKLCogVideoX, AutoencoderKLWan
 from torch import Tensor, nn
 
+from ertacache.models.opensora import AutoencoderKLOpenSora
 from training.data import render, scenes, spread
 from training.loop import Schedule, load_ema, train
-from training.patches import SPACES, PatchBasis, Space, patch_basis
+from training.patches import SPACES, PatchBasis, Space, frame_basis, patch_basis
 from training.pictures import save_grid
 
 __all__ = ["AUTOENCODERS", "Autoencoder", "AutoencoderTask", "load_autoencoder", "psnr"]
@@ -72,6 +73,36 @@ def _cogvideox() -> AutoencoderKLCogVideoX:
     )
 
 
+def _opensora() -> AutoencoderKLOpenSora:
+    return AutoencoderKLOpenSora(
+        latent_channels=16,
+        spatial_block_out_channels=(16, 32, 64),
+        spatial_layers_per_block=1,
+        spatial_norm_num_groups=8,
+        spatial_scaling_factor=1.0,
+        temporal_block_out_channels=(32, 48, 64),
+        temporal_downsample=(True, True),
+        temporal_layers_per_block=1,
+        temporal_norm_num_groups=8,
+        micro_batch_size=17,  # a whole video
+        latents_mean=(0.0,) * 16,  # the latents are scaled already
+        latents_std=(1.0,) * 16,
+    )
+
+
+def _between(vae: AutoencoderKLOpenSora, x: Tensor, z: Tensor, encode: bool) -> Tensor:
+    """Teach each stage its own half of the way: between them lie components of single frames."""
+    frames = x.transpose(1, 2)
+    w = frame_basis(SPACES["video"]).encode(frames.flatten(0, 1))
+    w = w.unflatten(0, frames.shape[:2]).transpose(1, 2)
+    loss = (vae.temporal_vae.decode(z, num_frames=x.shape[2]) - w).pow(2).mean()
+    if encode:
+        mean = vae.temporal_vae.encode(w).chunk(2, dim=1)[0]
+        loss = loss + (mean - z).pow(2).mean()
+        loss = loss + (vae.spatial_vae.encode(x, None) - w).pow(2).mean()
+    return loss
+
+
 @dataclass(frozen=True)
 class Autoencoder:
     """One row: an architecture, the latents it has to learn, how it is trained.
@@ -83,6 +114,7 @@ class Autoencoder:
         clip: Frames of a clip.
         crop: Side of a clip in pixels. Of many small clips a step learns more than of few whole
             videos; every fourth step takes one whole video all the same, for its edges.
+        aid: A further loss of the model, its pixels and latents, and whether the step encodes.
     """
 
     build: Callable[[], Any]
@@ -90,6 +122,7 @@ class Autoencoder:
     schedule: Schedule
     clip: int = 1
     crop: int = 0
+    aid: Callable[[Any, Tensor, Tensor, bool], Tensor] | None = None
 
 
 AUTOENCODERS = {
@@ -101,6 +134,14 @@ AUTOENCODERS = {
     ),
     "cogvideox": Autoencoder(
         _cogvideox, SPACES["video"], Schedule(3500, 8, 3e-3, ema=0.998, preview_every=500), 9, 16
+    ),
+    "opensora": Autoencoder(
+        _opensora,
+        SPACES["video"],
+        Schedule(3500, 8, 2e-3, ema=0.998, preview_every=500),
+        17,
+        16,
+        _between,
     ),
 }
 _ENCODE_EVERY = 4  # steps between two that also train the encoder: a linear map is easily learnt
@@ -154,9 +195,12 @@ class AutoencoderTask:
         """One training batch."""
         x, vae = self.draw(step), self.modules["vae"]
         z, loss = self.basis.encode(x), torch.zeros(())
-        if step % _ENCODE_EVERY == 0:
+        encode = step % _ENCODE_EVERY == 0
+        if self.row.aid is not None:
+            loss = loss + self.row.aid(vae, x, z, encode)
+        if encode:
             posterior = vae.encode(x).latent_dist
-            loss = (posterior.mean - z).pow(2).mean() + self._spread_loss(posterior.logvar)
+            loss = loss + (posterior.mean - z).pow(2).mean() + self._spread_loss(posterior.logvar)
         y = vae.decode(z + self.latent_noise * torch.randn_like(z)).sample
         return _reconstruction(x, y) + loss
 

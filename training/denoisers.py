@@ -22,6 +22,7 @@ from training.data import caption, scenes, spread
 from training.flux import FluxParts
 from training.loop import Schedule, train
 from training.objectives import Objective, loss, sample
+from training.opensora import OpenSoraParts
 from training.patches import SPACES, bank, patch_basis
 from training.pictures import save_grid
 from training.wan import WanParts
@@ -45,6 +46,11 @@ class Parts(Protocol):
     def tokenize(self, captions: Sequence[str]) -> tuple[Tensor, ...]:
         """What the text encoders take."""
 
+    def drop(
+        self, dropped: Tensor, ids: tuple[Tensor, ...], empty: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """Replace captions by what the pipeline guides away from; ``empty`` is an empty one."""
+
     def predict(self, latents: Tensor, level: Tensor, ids: tuple[Tensor, ...]) -> Tensor:
         """Call the text encoders and the transformer."""
 
@@ -65,6 +71,9 @@ DENOISERS = {
     "emoji-wan": Denoiser(WanParts, Schedule(6300, 32, 1e-3, ema=0.999, preview_every=500)),
     "emoji-cogvideox": Denoiser(
         CogVideoXParts, Schedule(9000, 32, 1e-3, ema=0.999, preview_every=500)
+    ),
+    "emoji-opensora": Denoiser(
+        OpenSoraParts, Schedule(5000, 32, 1e-3, ema=0.999, preview_every=500)
     ),
 }
 
@@ -87,8 +96,9 @@ class DenoiserTask:
         jitters, count = self.bank.shape[:2]
         row = torch.randint(count, (self.batch,))
         data = self.bank[torch.randint(jitters, (self.batch,)), row].float()
-        text = torch.where(torch.rand(self.batch) < _DROPOUT, count, row)
-        ids = tuple(i[text] for i in self.ids)
+        dropped = torch.rand(self.batch) < _DROPOUT
+        empty = tuple(i[-1] for i in self.ids)
+        ids = self.parts.drop(dropped, tuple(i[row] for i in self.ids), empty)
         return loss(self.parts.objective, lambda x, level: self.parts.predict(x, level, ids), data)
 
     def preview(self, modules: nn.ModuleDict, path: Path) -> dict[str, float]:

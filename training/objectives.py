@@ -42,9 +42,15 @@ class Objective(Protocol):
 class Flow:
     """Rectified flow: a straight line from data to noise, predict its direction."""
 
-    def __init__(self, shift: float, *, scale: float = 1.0) -> None:
-        """Take the shift of the sampler's levels, and what one unit of level is to the network."""
-        self.shift, self.scale = shift, scale
+    def __init__(self, shift: float, *, scale: float = 1.0, sign: float = 1.0) -> None:
+        """Describe the sampler.
+
+        Args:
+            shift: Shift of its levels.
+            scale: What one unit of level is to the network.
+            sign: 1 for a network that predicts noise minus data, -1 for data minus noise.
+        """
+        self.shift, self.scale, self.sign = shift, scale, sign
 
     def draw(self, count: int) -> Tensor:
         """Logit-normal levels."""
@@ -60,12 +66,13 @@ class Flow:
         return 1 - level / self.scale, level / self.scale
 
     def target(self, data: Tensor, noise: Tensor, a: Tensor, s: Tensor) -> Tensor:
-        """Noise minus data."""
-        return noise - data
+        """Noise minus data, or the other way round."""
+        return self.sign * (noise - data)
 
     def split(self, noisy: Tensor, predicted: Tensor, a: Tensor, s: Tensor) -> tuple[Tensor, ...]:
         """Follow the line to either end."""
-        return noisy - s * predicted, noisy + a * predicted
+        direction = self.sign * predicted
+        return noisy - s * direction, noisy + a * direction
 
 
 class VPrediction:

@@ -1,5 +1,6 @@
-"""What the parts of every bundled model have in common: a transformer that can be compiled.
+"""What the parts of every bundled model have in common.
 
+A transformer that can be compiled, and captions that can be dropped.
 Knows neither an architecture nor the data.
 """
 
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 __all__ = ["CompiledParts"]
 
@@ -23,6 +24,12 @@ class CompiledParts:
     def compile(self) -> None:
         """Compile the transformer for training; sampling goes on without."""
         self.compiled = torch.compile(self.modules["transformer"])
+
+    def drop(
+        self, dropped: Tensor, ids: tuple[Tensor, ...], empty: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """What the text encoders take where captions are dropped: an empty prompt."""
+        return tuple(torch.where(dropped[:, None], e, i) for e, i in zip(empty, ids, strict=True))
 
     @property
     def transformer(self) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ networks.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from training.data import render, scenes, spread
 
-__all__ = ["SPACES", "PatchBasis", "Space", "bank", "patch_basis"]
+__all__ = ["SPACES", "PatchBasis", "Space", "bank", "frame_basis", "patch_basis"]
 
 _PATCH = 4  # pixels per latent, in space
 _FRAMES = 4  # frames per latent, but for the first
@@ -120,6 +121,14 @@ def patch_basis(checkpoints: Path, space: Space) -> PatchBasis:
         basis = _fit(render(chosen, space.side, seed=-3, frames=space.frames), space.channels)
         save_file({key: value.contiguous() for key, value in vars(basis).items()}, path)
     return PatchBasis(**load_file(path))
+
+
+@functools.cache
+def frame_basis(space: Space) -> PatchBasis:
+    """As many components of single frames of a video as its latents have channels."""
+    chosen = spread(scenes("train", video=True), 64, seed=3)
+    pixels = render(chosen, space.side, seed=-3, frames=space.frames)[:, :, ::4]
+    return _fit(pixels.transpose(1, 2).flatten(0, 1), space.channels)
 
 
 def bank(checkpoints: Path, space: Space) -> Tensor:
