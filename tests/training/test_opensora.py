@@ -15,13 +15,23 @@ from training.data import all_words, caption, render, scenes
 from training.denoisers import DENOISERS, DenoiserTask
 from training.objectives import sample
 from training.opensora import OpenSoraParts
-from training.patches import SPACES, PatchBasis
+from training.patches import SPACES, PatchBasis, frame_basis
+from training.subjects import SUBJECTS
 
 PROMPTS = [
     "a small star on a red background moving left",
     "a large cat on a blue background spinning",
 ]
 CALL = {"height": 32, "width": 32, "num_frames": 17}
+
+
+@pytest.fixture(autouse=True)
+def _no_font(monkeypatch: pytest.MonkeyPatch):
+    """Glyphs of noise, so that no font has to be there."""
+    glyphs = torch.rand(len(SUBJECTS), 4, 72, 72, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr("training.data._glyphs", lambda: glyphs)
+    yield
+    frame_basis.cache_clear()
 
 
 @pytest.fixture(scope="module")
