@@ -39,6 +39,9 @@ bench: setup
 	$(BIN)/python benchmarks/frontier.py
 	$(BIN)/python benchmarks/fidelity.py
 	$(BIN)/python benchmarks/transfer.py
+	$(BIN)/python benchmarks/sensitivity.py
+	$(BIN)/python benchmarks/curves.py
+	$(BIN)/python benchmarks/errormaps.py
 	for model in $(MODELS); do $(BIN)/python benchmarks/overhead.py $$model || exit 1; done
 	for model in $(MODELS); do $(BIN)/ertacache bench $$model -o results/bench-$$model.json || exit 1; done
 	$(BIN)/python benchmarks/pareto.py

@@ -160,7 +160,7 @@ def put_rows(path: Path, model: str, steps: int, rows: Sequence[Row]) -> list[Ro
 def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
     """All rows of a model."""
     pipe, call = load_pipeline(name), MODELS[name].call_arguments
-    prompts = load_prompts(name, "calibration")[: max(options.numbers)]
+    prompts = load_prompts(name, "calibration")[: max(options.numbers) * options.choices]
     print(f"{name}: profile {len(prompts)} prompts", flush=True)
     made = calibrate(pipe, prompts, batch_size=options.batch, call=call)
     heldout = load_prompts(name, "heldout")[: options.heldout]

@@ -14,12 +14,17 @@ from itertools import groupby
 from typing import Any
 
 from benchtables import bench_table, read_bench
+from figuretables import curves_table, errormaps_table, overhead_table, sensitivity_table
 from rows import RESULTS, ROOT, Row, read_rows
 
 PAGES = {
     "fidelity": "docs/fidelity.md",
     "transfer": "docs/transfer.md",
     "bench": "docs/benchmark.md",
+    "sensitivity": "docs/figures.md",
+    "curves": "docs/figures.md",
+    "errormaps": "docs/figures.md",
+    "overhead": "docs/figures.md",
 }
 
 
@@ -101,6 +106,10 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "fidelity": fidelity_table,
     "transfer": transfer_table,
     "bench": bench_table,
+    "sensitivity": sensitivity_table,
+    "curves": curves_table,
+    "errormaps": errormaps_table,
+    "overhead": overhead_table,
 }
 
 
