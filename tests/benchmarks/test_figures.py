@@ -119,6 +119,13 @@ def test_the_page_of_sensitivity(benchmark: Load) -> None:
     assert tables.sensitivity_table([]) == "Not measured yet."
 
 
+def test_when_the_estimate_goes_astray(benchmark: Load) -> None:
+    benchmark("curves")
+    tables = import_module("figuretables")
+    assert "here it is farther off early" in tables.astray(1.5, 0.9)
+    assert "As in the paper's figure" in tables.astray(1.5, 0.5)
+
+
 def test_what_is_below_the_ideal_is_said(benchmark: Load) -> None:
     benchmark("sensitivity")
     tables = import_module("figuretables")
