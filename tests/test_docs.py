@@ -14,6 +14,7 @@ from ertacache.models import MODELS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
+BOTH = ("emoji-flux", "emoji-wan")  # the models that the README speaks of
 FLOW_PAGES = ["README.md", "docs/method.md"]
 
 
@@ -87,6 +88,12 @@ def test_the_stated_time_is_the_measured_one() -> None:
     seconds = round(rows[0]["seconds"])
     assert f"all 49 budgets, solves in about {seconds} s" in text_of("README.md")
     assert all(0.5 < row["seconds"] / rows[0]["seconds"] < 2 for row in rows)
+
+
+def test_the_stated_cost_of_a_reused_step_is_the_measured_one() -> None:
+    rows = json.loads((RESULTS / "overhead.json").read_text())
+    share = max(row["reused_step_percent"] for row in rows if row["model"] in BOTH)
+    assert f"a reused step costs at most {share:.2f} % of a computed one" in text_of("README.md")
 
 
 def test_every_page_is_in_the_navigation() -> None:
