@@ -17,7 +17,7 @@ from ertacache.models import MODELS
 from ertacache.report.tables import best_first
 
 OURS = "trajectory"
-TOLERANCE = 0.03  # how much more than ours a rival may cost and still be compared, relative
+TOLERANCE = 0.05  # how far a rival's FLOPs may be from ours to be compared, relative
 # Name in a table: fields of a mean and the ends of its interval, digits, whether more is better.
 METRICS = {
     "PSNR": (("psnr_db", "psnr_low", "psnr_high"), 2, True),
@@ -130,35 +130,47 @@ def verdict(rows: Sequence[BenchRow]) -> str:
     if ours is None or ours.flops_ratio is None:
         return ""
     others = [row for row in rows if not row.method.startswith(OURS)]
-    limit = ours.flops_ratio * (1 + TOLERANCE)
-    rivals = [row for row in others if (row.flops_ratio or 0.0) <= limit]
-    dearer = [row for row in others if row not in rivals]
-    found = [(metric, _standing(ours, rivals, metric)) for metric in METRICS]
+    margin = TOLERANCE * ours.flops_ratio
+    rivals = [r for r in others if (r.flops_ratio or 0.0) <= ours.flops_ratio + margin]
+    apart = [r for r in others if abs((r.flops_ratio or 0.0) - ours.flops_ratio) > margin]
+    found = [(metric, _standing(ours, rivals, metric, apart)) for metric in METRICS]
     clear = [metric for metric, state in found if state == "clear"]
     parts = []
     if clear:
         parts.append(f"leads in {_list(clear)} with an interval apart from every rival's")
     parts += [f"{state} in {metric}" for metric, state in found if state not in ("", "clear")]
     text = f"At {ours.budget:g}x trajectory {'; '.join(parts) or 'has no rival'}."
-    if dearer:
-        names = _list([f"{row.method} ({row.flops_ratio:.2f})" for row in dearer])
-        text += f" Not counted, as they cost more FLOPs than trajectory ({ours.flops_ratio:.2f}): "
-        text += f"{names}."
+    if apart:
+        names = _list([f"{row.method} ({row.flops_ratio:.2f})" for row in apart])
+        text += f" Of another cost than trajectory ({ours.flops_ratio:.2f} of the FLOPs), and "
+        text += f"counted only where cheaper and better: {names}."
     return text
 
 
-def _standing(ours: BenchRow, rivals: Sequence[BenchRow], metric: str) -> str:
-    """``"clear"``, or in words who is as good or better; nothing where nothing was measured."""
+def _standing(
+    ours: BenchRow, rivals: Sequence[BenchRow], metric: str, apart: Sequence[BenchRow]
+) -> str:
+    """``"clear"``, or in words who is as good or better; nothing where nothing was measured.
+
+    Of the rivals, those that also stand in ``apart`` cost less: they count where they are ahead.
+    """
     mine = interval(ours, metric)
-    measured = [(row.method, found) for row in rivals if (found := interval(row, metric))]
-    if mine is None or not measured:
+    if mine is None:
         return ""
     sign = 1.0 if METRICS[metric][2] else -1.0
+    measured = [
+        (row.method, found)
+        for row in rivals
+        if (found := interval(row, metric))
+        and (row not in apart or sign * (found[0] - mine[0]) > 0)
+    ]
+    if not measured:
+        return ""
     ahead = [name for name, other in measured if sign * other[0] > sign * mine[0]]
     near = [name for name, other in measured if mine[1] <= other[2] and other[1] <= mine[2]]
-    apart = [name for name in ahead if name not in near]
-    if apart:
-        return f"is behind {_list(apart)} (intervals apart)"
+    clearly = [name for name in ahead if name not in near]
+    if clearly:
+        return f"is behind {_list(clearly)} (intervals apart)"
     if ahead:
         return f"is behind {_list(ahead)} (intervals overlap)"
     if near:

@@ -41,8 +41,13 @@ def test_a_clear_lead(load: Callable[[str], Any]) -> None:
         "At 2x trajectory leads in PSNR and LPIPS with an interval apart from every rival's."
     )
     dear = row("PAB", 90.0, flops_ratio=0.9)
-    costly = "as they cost more FLOPs than trajectory (0.50): PAB (0.90)."
-    assert verdict([ours, far, dear]) == f"{text} Not counted, {costly}"
+    cheap = row("T-GATE", 30.0, flops_ratio=0.3)
+    assert verdict([ours, far, dear, cheap]) == (
+        f"{text} Of another cost than trajectory (0.50 of the FLOPs), and counted only where "
+        "cheaper and better: PAB (0.90) and T-GATE (0.30)."
+    )
+    great = row("T-GATE", 60.0, flops_ratio=0.3)
+    assert "is behind T-GATE (intervals apart) in PSNR" in verdict([ours, far, great])
     assert verdict([far]) == ""
     assert verdict([ours]) == "At 2x trajectory has no rival."
 
