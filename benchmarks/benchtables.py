@@ -18,6 +18,7 @@ from ertacache.report.tables import best_first
 
 OURS = "trajectory"
 TOLERANCE = 0.05  # how far a rival's FLOPs may be from ours to be compared, relative
+MOST = 3  # rivals named in a sentence
 # Name in a table: fields of a mean and the ends of its interval, digits, whether more is better.
 METRICS = {
     "PSNR": (("psnr_db", "psnr_low", "psnr_high"), 2, True),
@@ -141,7 +142,7 @@ def verdict(rows: Sequence[BenchRow]) -> str:
     parts += [f"{state} in {metric}" for metric, state in found if state not in ("", "clear")]
     text = f"At {ours.budget:g}x trajectory {'; '.join(parts) or 'has no rival'}."
     if apart:
-        names = _list([f"{row.method} ({row.flops_ratio:.2f})" for row in apart])
+        names = _list([f"*{row.method}* ({row.flops_ratio:.2f})" for row in apart])
         text += f" Of another cost than trajectory ({ours.flops_ratio:.2f} of the FLOPs), and "
         text += f"counted only where cheaper and better: {names}."
     return text
@@ -166,15 +167,16 @@ def _standing(
     ]
     if not measured:
         return ""
+    measured.sort(key=lambda rival: -sign * rival[1][0])
     ahead = [name for name, other in measured if sign * other[0] > sign * mine[0]]
     near = [name for name, other in measured if mine[1] <= other[2] and other[1] <= mine[2]]
     clearly = [name for name in ahead if name not in near]
     if clearly:
-        return f"is behind {_list(clearly)} (intervals apart)"
+        return f"is behind {_rivals(clearly)} (intervals apart)"
     if ahead:
-        return f"is behind {_list(ahead)} (intervals overlap)"
+        return f"is behind {_rivals(ahead)} (intervals overlap)"
     if near:
-        return f"has the best mean, with an interval that overlaps that of {_list(near)},"
+        return f"has the best mean, with an interval that overlaps that of {_rivals(near)},"
     return "clear"
 
 
@@ -195,6 +197,12 @@ def shown(row: BenchRow, metric: str) -> str:
 
 def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
+
+
+def _rivals(names: Sequence[str]) -> str:
+    """Methods in a sentence, the best first; their names have commas. The tables show them all."""
+    shown = [f"*{name}*" for name in names[:MOST]]
+    return _list([*shown, f"{len(names) - MOST} more"] if len(names) > MOST else shown)
 
 
 def _list(names: Sequence[str]) -> str:

@@ -44,10 +44,10 @@ def test_a_clear_lead(load: Callable[[str], Any]) -> None:
     cheap = row("T-GATE", 30.0, flops_ratio=0.3)
     assert verdict([ours, far, dear, cheap]) == (
         f"{text} Of another cost than trajectory (0.50 of the FLOPs), and counted only where "
-        "cheaper and better: PAB (0.90) and T-GATE (0.30)."
+        "cheaper and better: *PAB* (0.90) and *T-GATE* (0.30)."
     )
     great = row("T-GATE", 60.0, flops_ratio=0.3)
-    assert "is behind T-GATE (intervals apart) in PSNR" in verdict([ours, far, great])
+    assert "is behind *T-GATE* (intervals apart) in PSNR" in verdict([ours, far, great])
     assert verdict([far]) == ""
     assert verdict([ours]) == "At 2x trajectory has no rival."
 
@@ -57,11 +57,13 @@ def test_no_lead_is_said(load: Callable[[str], Any]) -> None:
     ours = row("trajectory", 50.0, **lpips(0.10, 0.08, 0.12))
     near = row("uniform", 49.0, **lpips(0.01, 0.005, 0.02))
     assert verdict([ours, near]) == (
-        "At 2x trajectory has the best mean, with an interval that overlaps that of uniform, in "
-        "PSNR; is behind uniform (intervals apart) in LPIPS."
+        "At 2x trajectory has the best mean, with an interval that overlaps that of *uniform*, in "
+        "PSNR; is behind *uniform* (intervals apart) in LPIPS."
     )
     better = row("uniform", 51.0)
-    assert "is behind uniform (intervals overlap) in PSNR" in verdict([ours, better])
+    assert "is behind *uniform* (intervals overlap) in PSNR" in verdict([ours, better])
+    many = [row(f"rival {k}", 60.0 + k, spread=20.0) for k in range(6)]
+    assert "is behind *rival 5*, *rival 4*, *rival 3* and 3 more (" in verdict([ours, *many])
     refitted = row("trajectory, no refit", 60.0)  # ours as well, no rival
     assert verdict([ours, refitted]) == "At 2x trajectory has no rival."
 
