@@ -5,8 +5,8 @@ fewer steps are prepared as in ``ertacache bench`` and turned to half of the net
 few held-out prompts the picture shows the full run, then the absolute difference of each method's
 result, the same gain for all; of a video, frames from its beginning, middle and end. Draws
 ``docs/images/error-maps-MODEL.png`` and writes one row per model into ``results/errormaps.json``:
-the prompts, the gain, and for each method its share of the FLOPs as asked for, its PSNR and its
-largest difference on these very prompts. The last line of standard output is the JSON of the rows,
+the prompts, the gain, and for each method what it was turned to, its PSNR and its largest
+difference on these very prompts. The last line of standard output is the JSON of the rows,
 compact.
 
     python benchmarks/errormaps.py                      # every bundled model

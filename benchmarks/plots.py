@@ -57,7 +57,7 @@ def draw_sensitivity(rows: Sequence[Row], path: Path) -> None:
 
 
 def _sensitivity_line(axis: Any, rows: Sequence[Row], style: tuple[str, str, str, float]) -> None:
-    """Means with intervals over held-out prompts, and a dot for every choice of prompts."""
+    """Means with intervals over held-out prompts, and beside them a cross for every choice."""
     if not rows:
         return
     ranked = sorted(rows, key=lambda row: row["prompts"])
@@ -80,8 +80,8 @@ def _sensitivity_line(axis: Any, rows: Sequence[Row], style: tuple[str, str, str
         linewidth=1.5,
     )
     for row in ranked:
-        dots = [shift * row["prompts"]] * len(row["choices_db"])
-        axis.plot(dots, row["choices_db"], ".", color=color, alpha=0.35, markersize=4)
+        places = [1.1 * shift * row["prompts"]] * len(row["choices_db"])
+        axis.plot(places, row["choices_db"], "x", color=color, alpha=0.6, markersize=3)
 
 
 def draw_curves(row: Row, path: Path) -> None:
