@@ -39,10 +39,13 @@ bench: setup
 	$(BIN)/python benchmarks/frontier.py
 	$(BIN)/python benchmarks/fidelity.py
 	$(BIN)/python benchmarks/transfer.py
-	$(BIN)/python benchmarks/overhead.py emoji-flux
-	$(BIN)/python benchmarks/overhead.py emoji-wan
-	$(BIN)/python benchmarks/tables.py
+	$(BIN)/python benchmarks/sensitivity.py
+	$(BIN)/python benchmarks/curves.py
+	$(BIN)/python benchmarks/errormaps.py
+	for model in $(MODELS); do $(BIN)/python benchmarks/overhead.py $$model || exit 1; done
 	for model in $(MODELS); do $(BIN)/ertacache bench $$model -o results/bench-$$model.json || exit 1; done
+	$(BIN)/python benchmarks/pareto.py
+	$(BIN)/python benchmarks/tables.py
 	$(BIN)/ertacache report $(MODELS:%=results/bench-%.json) -o bench.html
 endif
 

@@ -1,7 +1,7 @@
 """Write the tables of results/ into the pages of docs/ that show them.
 
 A table stands between two comments, ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. Run it after
-``fidelity.py`` and ``transfer.py``; the tests check that the pages are up to date.
+the benchmarks; the tests check that the pages are up to date.
 
     python benchmarks/tables.py
 """
@@ -11,10 +11,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from itertools import groupby
+from typing import Any
 
+from benchtables import bench_table, read_bench
+from figuretables import curves_table, errormaps_table, overhead_table, sensitivity_table
 from rows import RESULTS, ROOT, Row, read_rows
 
-PAGES = {"fidelity": "docs/fidelity.md", "transfer": "docs/transfer.md"}
+PAGES = {
+    "fidelity": "docs/fidelity.md",
+    "transfer": "docs/transfer.md",
+    "bench": "docs/benchmark.md",
+    "sensitivity": "docs/figures.md",
+    "curves": "docs/figures.md",
+    "errormaps": "docs/figures.md",
+    "overhead": "docs/figures.md",
+}
 
 
 def fidelity_table(rows: list[Row]) -> str:
@@ -91,13 +102,23 @@ def spread(row: Row, name: str = "psnr") -> str:
     return f"{row[f'{name}_db']:.1f} ({row[f'{name}_low']:.1f} to {row[f'{name}_high']:.1f})"
 
 
-TABLES: dict[str, Callable[[list[Row]], str]] = {
+TABLES: dict[str, Callable[[Any], str]] = {
     "fidelity": fidelity_table,
     "transfer": transfer_table,
+    "bench": bench_table,
+    "sensitivity": sensitivity_table,
+    "curves": curves_table,
+    "errormaps": errormaps_table,
+    "overhead": overhead_table,
 }
 
 
-def fill(name: str, page: str, rows: list[Row]) -> str:
+def rows_of(name: str) -> Any:
+    """What a table is made of, as far as it was measured."""
+    return read_bench() if name == "bench" else read_rows(RESULTS / f"{name}.json")
+
+
+def fill(name: str, page: str, rows: Any) -> str:
     """A page with its table replaced."""
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)
@@ -111,7 +132,7 @@ def main() -> None:
     """Rewrite all pages."""
     for name, page in PAGES.items():
         path = ROOT / page
-        path.write_text(fill(name, path.read_text(), read_rows(RESULTS / f"{name}.json")))
+        path.write_text(fill(name, path.read_text(), rows_of(name)))
         print(path.relative_to(ROOT))
 
 

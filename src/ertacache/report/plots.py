@@ -1,4 +1,4 @@
-"""Plots of benchmark rows as SVG text. Knows rows, not how they came about."""
+"""Plots of benchmark rows. Knows rows, not how they came about."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ertacache.bench.rows import BenchRow
 
-__all__ = ["pareto"]
+__all__ = ["draw_pareto", "pareto"]
 
 OURS = "trajectory"
 _MARKS = "osD^v<>Phd*pX"
@@ -24,24 +24,43 @@ def _svg(figure: Any) -> str:
 
 
 def pareto(rows: Sequence[BenchRow]) -> str:
-    """PSNR to the full run against the share of the network's FLOPs, one line per method."""
+    """The plot of `draw_pareto` as SVG text."""
     import matplotlib as mpl
+
+    with mpl.rc_context({"svg.hashsalt": "ertacache", "svg.fonttype": "none"}):
+        return _svg(draw_pareto(rows))
+
+
+def draw_pareto(rows: Sequence[BenchRow]) -> Any:
+    """PSNR to the full run against the share of the network's FLOPs, one line per method.
+
+    Returns:
+        A matplotlib figure; the legend has the method with the best mean first.
+    """
     from matplotlib.figure import Figure
 
     shown = [row for row in rows if row.psnr_db is not None and row.method != "full"]
-    methods = list(dict.fromkeys(row.method for row in shown))
-    with mpl.rc_context({"svg.hashsalt": "ertacache", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(8, 5))
-        axis = figure.subplots()
-        for place, method in enumerate(methods):
-            _draw(axis, [row for row in shown if row.method == method], place)
-        shares = [row.flops_ratio or 0.0 for row in shown] or [0.0, 1.0]
-        axis.set_xlim(max(0.0, min(shares) - 0.05), max(shares) + 0.05)
-        axis.set_xlabel("FLOPs of the network, share of the full run")
-        axis.set_ylabel("PSNR to the full run [dB]")
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
-        return _svg(figure)
+    figure = Figure(figsize=(8, 5))
+    axis = figure.subplots()
+    for place, method in enumerate(dict.fromkeys(row.method for row in shown)):
+        _draw(axis, [row for row in shown if row.method == method], place)
+    shares = [row.flops_ratio or 0.0 for row in shown] or [0.0, 1.0]
+    axis.set_xlim(max(0.0, min(shares) - 0.05), max(shares) + 0.05)
+    axis.set_xlabel("FLOPs of the network, share of the full run")
+    axis.set_ylabel("PSNR to the full run [dB]")
+    axis.grid(alpha=0.3)
+    if shown:
+        lines, names = axis.get_legend_handles_labels()
+        heights = [max(row.psnr_db or 0.0 for row in shown if row.method == n) for n in names]
+        order = sorted(range(len(names)), key=lambda k: -heights[k])
+        axis.legend(
+            [lines[k] for k in order],
+            [names[k] for k in order],
+            fontsize=8,
+            loc="center left",
+            bbox_to_anchor=(1.01, 0.5),
+        )
+    return figure
 
 
 def _draw(axis: Any, rows: Sequence[BenchRow], place: int) -> None:

@@ -1,0 +1,210 @@
+"""The tables of ``ertacache bench`` as Markdown: per model what every method costs and keeps.
+
+Reads ``results/bench-MODEL.json``, runs nothing. Each model gets a sentence per budget on where our
+method leads, made from the rows, then one table per budget with the paper's columns, the ablation,
+and the methods that do not apply. ``tables.py`` writes it all into ``docs/benchmark.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rows import RESULTS, ROOT
+
+from ertacache.bench.rows import BenchRow, read_results
+from ertacache.models import MODELS
+from ertacache.report.tables import best_first
+
+OURS = "trajectory"
+TOLERANCE = 0.05  # how far a rival's FLOPs may be from ours to be compared, relative
+MOST = 3  # rivals named in a sentence
+# Name in a table: fields of a mean and the ends of its interval, digits, whether more is better.
+METRICS = {
+    "PSNR": (("psnr_db", "psnr_low", "psnr_high"), 2, True),
+    "SSIM": (("ssim", "ssim_low", "ssim_high"), 4, True),
+    "LPIPS": (("lpips", "lpips_low", "lpips_high"), 4, False),
+}
+# The paper's ablation, part by part, then ours.
+PARTS = {
+    "uniform": "uniform reuse",
+    "paper, policy only": "paper: offline policy",
+    "paper, no timesteps": "paper: policy + error rectification",
+    "paper": "paper: policy + error rectification + timestep adjustment",
+    "trajectory, no refit": "ours, without the refit",
+    "trajectory": "ours: trajectory rectification",
+}
+
+Interval = tuple[float, float, float]
+
+
+def bench_files(folder: Path = RESULTS) -> dict[str, Path]:
+    """The results files that are there, by model: bundled models in their order, then others."""
+    found = {path.stem.removeprefix("bench-"): path for path in folder.glob("bench-*.json")}
+    known = [name for name in MODELS if name in found]
+    return {name: found[name] for name in [*known, *sorted(found.keys() - MODELS.keys())]}
+
+
+def read_bench() -> list[BenchRow]:
+    """The rows of all results files."""
+    return [row for path in bench_files().values() for row in read_results(path)[1]]
+
+
+def bench_table(rows: Sequence[BenchRow]) -> str:
+    """One section per model."""
+    models = dict.fromkeys(row.model for row in rows)
+    parts = [model_section([row for row in rows if row.model == model]) for model in models]
+    return "\n\n".join(parts) or "Not measured yet."
+
+
+def model_section(rows: Sequence[BenchRow]) -> str:
+    """All that is known of a model."""
+    ran = [row for row in rows if row.method != "full" and row.why_not is None]
+    full = next((row for row in rows if row.method == "full"), None)
+    steps, prompts = rows[0].steps, max(row.prompts for row in rows)
+    text = f"{steps} steps, {prompts} held-out prompts."
+    if full is not None and full.seconds is not None:
+        text += f" The full run takes {full.seconds:.2f} s per call (median)."
+    budgets = sorted({row.budget for row in ran})
+    by_budget = {b: [row for row in ran if row.budget == b] for b in budgets}
+    parts = [f"### {rows[0].model}", text]
+    parts += [sentence for b in budgets if (sentence := verdict(by_budget[b]))]
+    image = ROOT / "docs" / "images" / f"pareto-{rows[0].model}.png"
+    if image.exists():
+        title = f"PSNR against the share of the FLOPs, {rows[0].model}"
+        parts.append(f"![{title}](images/{image.name})")
+    for budget in budgets:
+        parts += [f"#### {rows[0].model} at {budget:g}x", main_table(by_budget[budget])]
+    parts += [f"#### {rows[0].model}: ablation", ablation_table(ran)]
+    silent = [row for row in rows if row.why_not is not None]
+    if silent:
+        parts += [f"#### {rows[0].model}: not applicable", reasons(silent)]
+    return "\n\n".join(parts)
+
+
+def main_table(rows: Sequence[BenchRow]) -> str:
+    """The paper's columns at one budget, the closest to the full run first."""
+    lines = [
+        "| method | turned to | FLOPs | speed-up | latency, s | LPIPS ↓ (95 %) | SSIM ↑ (95 %) | "
+        "PSNR ↑, dB (95 %) | cached, kB |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in best_first(rows):
+        cells = [
+            f"**{row.method}**" if row.method == OURS else row.method,
+            row.knob or "",
+            _number(row.flops_ratio, 3),
+            _number(row.speedup, 2),
+            _number(row.seconds, 2),
+            *(shown(row, metric) for metric in ("LPIPS", "SSIM", "PSNR")),
+            "" if row.cached_bytes is None else f"{row.cached_bytes / 1e3:.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def ablation_table(rows: Sequence[BenchRow]) -> str:
+    """The parts of the paper's method, and ours, at every budget."""
+    lines = [
+        "| parts | budget | LPIPS ↓ (95 %) | SSIM ↑ (95 %) | PSNR ↑, dB (95 %) |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for budget in sorted({row.budget for row in rows}):
+        there = {row.method: row for row in rows if row.budget == budget}
+        for method, title in PARTS.items():
+            if method in there:
+                values = [shown(there[method], metric) for metric in ("LPIPS", "SSIM", "PSNR")]
+                lines.append(f"| {title} | {budget:g}x | {' | '.join(values)} |")
+    return "\n".join(lines)
+
+
+def reasons(rows: Sequence[BenchRow]) -> str:
+    """Every method that has no numbers, once, and why."""
+    why = {row.method: row.why_not or "" for row in rows}
+    lines = [f"| {method} | {text} |" for method, text in why.items()]
+    return "\n".join(["| method | why not |", "|---|---|", *lines])
+
+
+def verdict(rows: Sequence[BenchRow]) -> str:
+    """Where ours leads at one budget and where it does not; nothing if ours did not run."""
+    ours = next((row for row in rows if row.method == OURS), None)
+    if ours is None or ours.flops_ratio is None:
+        return ""
+    others = [row for row in rows if not row.method.startswith(OURS)]
+    margin = TOLERANCE * ours.flops_ratio
+    rivals = [r for r in others if (r.flops_ratio or 0.0) <= ours.flops_ratio + margin]
+    apart = [r for r in others if abs((r.flops_ratio or 0.0) - ours.flops_ratio) > margin]
+    found = [(metric, _standing(ours, rivals, metric, apart)) for metric in METRICS]
+    clear = [metric for metric, state in found if state == "clear"]
+    parts = []
+    if clear:
+        parts.append(f"leads in {_list(clear)} with an interval apart from every rival's")
+    parts += [f"{state} in {metric}" for metric, state in found if state not in ("", "clear")]
+    text = f"At {ours.budget:g}x trajectory {'; '.join(parts) or 'has no rival'}."
+    if apart:
+        names = _list([f"*{row.method}* ({row.flops_ratio:.2f})" for row in apart])
+        text += f" Of another cost than trajectory ({ours.flops_ratio:.2f} of the FLOPs), and "
+        text += f"counted only where cheaper and better: {names}."
+    return text
+
+
+def _standing(
+    ours: BenchRow, rivals: Sequence[BenchRow], metric: str, apart: Sequence[BenchRow]
+) -> str:
+    """``"clear"``, or in words who is as good or better; nothing where nothing was measured.
+
+    Of the rivals, those that also stand in ``apart`` cost less: they count where they are ahead.
+    """
+    mine = interval(ours, metric)
+    if mine is None:
+        return ""
+    sign = 1.0 if METRICS[metric][2] else -1.0
+    measured = [
+        (row.method, found)
+        for row in rivals
+        if (found := interval(row, metric))
+        and (row not in apart or sign * (found[0] - mine[0]) > 0)
+    ]
+    if not measured:
+        return ""
+    measured.sort(key=lambda rival: -sign * rival[1][0])
+    ahead = [name for name, other in measured if sign * other[0] > sign * mine[0]]
+    near = [name for name, other in measured if mine[1] <= other[2] and other[1] <= mine[2]]
+    clearly = [name for name in ahead if name not in near]
+    if clearly:
+        return f"is behind {_rivals(clearly)} (intervals apart)"
+    if ahead:
+        return f"is behind {_rivals(ahead)} (intervals overlap)"
+    if near:
+        return f"has the best mean, with an interval that overlaps that of {_rivals(near)},"
+    return "clear"
+
+
+def interval(row: BenchRow, metric: str) -> Interval | None:
+    """A mean and the ends of its interval, None where it was not measured."""
+    mean, low, high = (getattr(row, name) for name in METRICS[metric][0])
+    return None if mean is None or low is None or high is None else (mean, low, high)
+
+
+def shown(row: BenchRow, metric: str) -> str:
+    """A mean and its interval in a cell."""
+    found, digits = interval(row, metric), METRICS[metric][1]
+    if found is None:
+        return "not available"
+    mean, low, high = (f"{value:.{digits}f}" for value in found)
+    return f"{mean} ({low} to {high})"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _rivals(names: Sequence[str]) -> str:
+    """Methods in a sentence, the best first; their names have commas. The tables show them all."""
+    shown = [f"*{name}*" for name in names[:MOST]]
+    return _list([*shown, f"{len(names) - MOST} more"] if len(names) > MOST else shown)
+
+
+def _list(names: Sequence[str]) -> str:
+    """Names in a sentence."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,140 @@
+"""Where each method departs from the full run: maps of the difference, on held-out prompts.
+
+The counterpart of the paper's pictures of the cache error. Ours, the paper's method, TeaCache and
+fewer steps are prepared as in ``ertacache bench`` and turned to half of the network's FLOPs. For a
+few held-out prompts the picture shows the full run, then the absolute difference of each method's
+result, the same gain for all; of a video, frames from its beginning, middle and end. Draws
+``docs/images/error-maps-MODEL.png`` and writes one row per model into ``results/errormaps.json``:
+the prompts, the gain, and for each method what it was turned to, its PSNR and its largest
+difference on these very prompts. The last line of standard output is the JSON of the rows,
+compact.
+
+    python benchmarks/errormaps.py                      # every bundled model
+    python benchmarks/errormaps.py emoji-flux --gain 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rows import RESULTS, ROOT, Row, replace_rows
+from torch import Tensor
+
+from ertacache.baselines import BASELINES
+from ertacache.bench.entries import Entry, policy_entries, rival_entries
+from ertacache.bench.workload import Workload
+from ertacache.calibration.procedure import HELDOUT_SEED
+from ertacache.calibration.profiling import number_runs
+from ertacache.metrics import psnr
+from ertacache.models import MODELS, load_pipeline, load_prompts
+from ertacache.pictures import difference, grid
+
+BUDGET = 2.0
+POLICIES = ("trajectory", "paper")
+RIVALS = ("TeaCache", "fewer steps")
+SIDE = 128  # pixels that a picture is drawn wide, about
+FRAMES = 3  # of a video
+
+
+def entries(work: Workload) -> Iterator[Entry]:
+    """Every method at half of the FLOPs; those that do not apply are left out."""
+    yield from policy_entries(work, [BUDGET], POLICIES)
+    for name in RIVALS:
+        for entry in rival_entries(work, [BUDGET], BASELINES[name]):
+            if entry.attach is None:
+                print(f"{name}: {entry.why_not}")
+            else:
+                yield entry
+
+
+def stills(result: Tensor) -> Tensor:
+    """Pictures as they are; of videos (B, F, 3, H, W) the first, middle and last frame, in a row.
+
+    Example:
+        >>> stills(torch.zeros(2, 17, 3, 8, 8)).shape
+        torch.Size([6, 3, 8, 8])
+    """
+    if result.ndim == 4:
+        return result
+    places = torch.linspace(0, result.shape[1] - 1, FRAMES).round().long()
+    return result[:, places].flatten(0, 1)
+
+
+def compare(work: Workload, gain: float) -> tuple[list[tuple[str, Tensor]], list[Row]]:
+    """The rows of the picture, and what was measured of each method."""
+    truth, _ = work.generate(work.heldout)
+    drawn, rows = [("full run", stills(truth))], []
+    for entry in entries(work):
+        assert entry.attach is not None
+        with entry.attach():
+            result, _ = work.generate(work.heldout)
+        near = psnr(result, truth).mean().item()
+        title = f"{entry.method}: difference x {gain:g}, {near:.1f} dB"
+        drawn.append((title, difference(stills(result), stills(truth), gain=gain)))
+        rows.append(
+            {
+                "method": entry.method,
+                "knob": entry.knob,
+                "psnr_db": round(near, 2),
+                "largest_difference": round((result - truth).abs().max().item(), 4),
+            }
+        )
+        print(title, flush=True)
+    return drawn, rows
+
+
+def measure_model(name: str, options: argparse.Namespace) -> Row:
+    """The picture and the row of a model."""
+    model: Any = MODELS[name]
+    count = options.prompts if model.num_frames is None else max(1, options.prompts // 2)
+    prompts = load_prompts(name, "heldout")[:count]
+    work = Workload(
+        name,
+        load_pipeline(name),
+        model.call_arguments,
+        number_runs(load_prompts(name, "calibration")[: options.calibration]),
+        number_runs(prompts, HELDOUT_SEED),
+        batch_size=options.batch,
+    )
+    drawn, methods = compare(work, options.gain)
+    scale = max(1, round(SIDE / model.size[1]))
+    options.images.mkdir(parents=True, exist_ok=True)
+    grid(drawn, scale=scale).save(options.images / f"error-maps-{name}.png", optimize=True)
+    return {
+        "model": name,
+        "budget": BUDGET,
+        "gain": options.gain,
+        "prompts": prompts,
+        "frames": None if model.num_frames is None else FRAMES,
+        "methods": methods,
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Draw models, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--calibration", type=int, default=8, help="calibration prompts")
+    parser.add_argument("--prompts", type=int, default=6, help="held-out prompts; videos half")
+    parser.add_argument("--batch", type=int, default=8, help="prompts per call")
+    parser.add_argument("--gain", type=float, default=16.0, help="how much differences are raised")
+    parser.add_argument("--results", type=Path, default=RESULTS / "errormaps.json")
+    parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.models if name not in MODELS]
+    if unknown:
+        parser.error(f"unknown model {unknown[0]!r}; there are {', '.join(MODELS)}")
+    rows = []
+    for name in options.models or MODELS:
+        rows.append(measure_model(name, options))
+        replace_rows(options.results, name, rows[-1:])
+    print(json.dumps(rows, separators=(",", ":")))
+
+
+if __name__ == "__main__":
+    main()

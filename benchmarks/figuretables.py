@@ -1,0 +1,228 @@
+"""The tables, captions and sentences of ``docs/figures.md``, each from its results file.
+
+Runs nothing; ``tables.py`` writes them into the page. A plot is shown where its file is there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from rows import ROOT, Row
+
+IDEAL = 95.0  # percent of the ideal speed-up that the loop is meant to reach
+EMPTY = "Not measured yet."
+
+
+def sections(rows: Sequence[Row], make: Callable[[list[Row]], list[str]]) -> str:
+    """One section per model, of the paragraphs that ``make`` gives."""
+    models = dict.fromkeys(row["model"] for row in rows)
+    parts = [[f"### {m}", *make([row for row in rows if row["model"] == m])] for m in models]
+    return "\n\n".join(paragraph for part in parts for paragraph in part) or EMPTY
+
+
+def image(name: str, title: str) -> list[str]:
+    """A plot, if it is there."""
+    there = (ROOT / "docs" / "images" / name).exists()
+    return [f"![{title}](images/{name})"] if there else []
+
+
+def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Cells as Markdown; the first column is of words."""
+    lines = [head, ["---", *["--:"] * (len(head) - 1)], *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def sensitivity_table(rows: Sequence[Row]) -> str:
+    """Per model the plot, a sentence per budget and a table per budget."""
+    return sections(rows, _sensitivity)
+
+
+def _sensitivity(rows: list[Row]) -> list[str]:
+    first = rows[0]
+    parts = [f"{first['steps']} steps, {first['heldout']} held-out prompts."]
+    name = f"sensitivity-{first['model']}.png"
+    parts += image(name, f"PSNR against the number of calibration prompts, {first['model']}")
+    for budget in sorted({row["budget"] for row in rows}, reverse=True):
+        here = [row for row in rows if row["budget"] == budget]
+        head = f"**{budget} of {first['steps']} steps computed.**"
+        parts += [f"{head} {told}" if (told := steadiness(here)) else head, _numbers(here)]
+    return parts
+
+
+def _numbers(rows: Sequence[Row]) -> str:
+    """A line per number of prompts: means with intervals, and the range of the choices."""
+    known = ("trajectory, no refit", "trajectory", "paper", "fewer steps")
+    methods = [m for m in known if any(row["method"] == m for row in rows)]
+    found = {(row["prompts"], row["method"]): row for row in rows}
+    head, body = ["prompts"], []
+    for method in methods:
+        head += [f"{method}, dB (95 %)"]
+        head += [] if method in ("fewer steps", "trajectory") else ["choices"]
+    for number in sorted({row["prompts"] for row in rows}):
+        line = [str(number) if number else "none"]
+        for method in methods:
+            row = found.get((number, method))
+            line.append("" if row is None else _spread(row))
+            if method not in ("fewer steps", "trajectory"):
+                line.append("" if row is None else _range(row["choices_db"]))
+        body.append(line)
+    return table(head, body)
+
+
+def steadiness(rows: Sequence[Row]) -> str:
+    """What the number and the choice of prompts change, for ours and the paper's."""
+    told = []
+    for method in ("trajectory, no refit", "paper"):
+        mine = sorted((r for r in rows if r["method"] == method), key=lambda r: r["prompts"])
+        if len(mine) < 2:
+            continue
+        few, many = mine[0], mine[-1]
+        several = [row for row in mine if len(row["choices_db"]) > 1]
+        text = (
+            f"{method}: {few['psnr_db']:.1f} dB with {_prompts(few)}, {many['psnr_db']:.1f} dB "
+            f"with {_prompts(many)}"
+        )
+        if several:
+            wide = max(several, key=lambda row: max(row["choices_db"]) - min(row["choices_db"]))
+            gap = max(wide["choices_db"]) - min(wide["choices_db"])
+            text += f"; choices of as many prompts differ by {gap:.1f} dB at most"
+            text += f" (with {_prompts(wide)})"
+        told.append(f"{text}.")
+    return " ".join(text[0].upper() + text[1:] for text in told)
+
+
+def _prompts(row: Row) -> str:
+    return "1 prompt" if row["prompts"] == 1 else f"{row['prompts']} prompts"
+
+
+def _spread(row: Row) -> str:
+    return f"{row['psnr_db']:.1f} ({row['psnr_low']:.1f} to {row['psnr_high']:.1f})"
+
+
+def _range(values: Sequence[float]) -> str:
+    """The range of several means; of one there is none."""
+    return "" if len(values) < 2 else f"{min(values):.1f} to {max(values):.1f}"
+
+
+def curves_table(rows: Sequence[Row]) -> str:
+    """Per model the plot and its correlations."""
+    return sections(rows, _curves)
+
+
+def _curves(rows: list[Row]) -> list[str]:
+    (row,) = rows
+    name, title = f"curves-{row['model']}.png", "Relative L1 change from step to step"
+    pairs = {
+        "residual of a prompt and its mean over prompts": "prompt_with_mean",
+        "TeaCache's estimate and the residual": "estimate_with_residual",
+        "TeaCache's estimate and the network's output": "estimate_with_output",
+    }
+    body = [
+        [text, f"{row[key]['mean']:.2f}", f"{row[key]['lowest']:.2f}"]
+        for text, key in pairs.items()
+    ]
+    spread = 100 * row["spread_over_prompts"]
+    early = row["estimate_over_output_first_third"]
+    late = row["estimate_over_output_last_third"]
+    told = (
+        f"{row['prompts']} held-out prompts, {row['steps']} steps; lines are means, bands hold "
+        f"90 % of the prompts. The residual's change varies by {spread:.0f} % "
+        "(standard deviation over prompts, mean over steps). TeaCache's estimate is "
+        f"{early:.2f} times the change of the output in the first third of the steps and "
+        f"{late:.2f} times in the last. {astray(early, late)}"
+    )
+    head = ["correlation over steps", "mean over prompts", "lowest"]
+    return [told, *image(name, f"{title}, {row['model']}"), table(head, body)]
+
+
+def astray(early: float, late: float) -> str:
+    """When TeaCache's estimate is farther off, from its ratio to what it stands for."""
+    if abs(math.log(early)) < abs(math.log(late)):
+        return "As in the paper's figure, it goes astray late in the run."
+    return "In the paper's figure it goes astray late in the run; here it is farther off early."
+
+
+def errormaps_table(rows: Sequence[Row]) -> str:
+    """Per model the picture, its prompts and its numbers."""
+    return sections(rows, _errormaps)
+
+
+def _errormaps(rows: list[Row]) -> list[str]:
+    (row,) = rows
+    name = f"error-maps-{row['model']}.png"
+    prompts = "; ".join(f"“{prompt}”" for prompt in row["prompts"])
+    frames = f", {row['frames']} frames of each" if row["frames"] else ""
+    told = (
+        f"Held-out prompts{frames}, from left to right: {prompts}. Differences are shown "
+        f"{row['gain']:g} times as strong as they are."
+    )
+    body = [
+        [
+            one["method"],
+            one["knob"] or "",
+            f"{one['psnr_db']:.1f}",
+            f"{255 * one['largest_difference']:.0f}",
+        ]
+        for one in row["methods"]
+    ]
+    head = ["method", "turned to", "PSNR of these, dB", "largest difference, of 255"]
+    title = f"Where methods differ from the full run, {row['model']}"
+    return [told, *image(name, title), table(head, body)]
+
+
+def overhead_table(rows: Sequence[Row]) -> str:
+    """Per model what the loop gains and what a reused step costs."""
+    return sections(rows, _overhead)
+
+
+def _overhead(rows: list[Row]) -> list[str]:
+    first = rows[0]
+    told = (
+        f"{first['steps']} steps, medians of {first['runs']} runs, {first['threads']} threads. The "
+        f"full loop takes {first['full_seconds']:.2f} s, a computed step "
+        f"{first['computed_step_ms']:.1f} ms; a reused step at most "
+        f"{max(row['reused_step_percent'] for row in rows):.2f} % of that. {shortfall(rows)}"
+    )
+    body = [
+        [
+            row["method"],
+            f"{row['compute_steps']} of {row['steps']}",
+            f"{row['seconds']:.2f}",
+            f"{row['speedup']:.2f}",
+            f"{row['steps'] / row['compute_steps']:.2f}",
+            f"{row['percent_of_ideal']:.1f}",
+            f"{expected(row):.1f}",
+            f"{row['reused_step_ms']:.2f}",
+            f"{row['reused_step_percent']:.2f}",
+        ]
+        for row in rows
+    ]
+    head = ["method", "computed", "loop, s", "speed-up", "ideal", "% of ideal"]
+    head += ["% by step costs", "reused step, ms", "% of a computed step"]
+    return [told, table(head, body)]
+
+
+def expected(row: Row) -> float:
+    """The share of the ideal speed-up, in percent, that the costs of the two kinds of steps leave.
+
+    Example:
+        >>> expected({"steps": 30, "compute_steps": 10, "reused_step_percent": 5.0})
+        90.9090909090909
+    """
+    computed, reused = row["compute_steps"], row["steps"] - row["compute_steps"]
+    cost: float = computed + reused * row["reused_step_percent"] / 100
+    return 100 * computed / cost
+
+
+def shortfall(rows: Sequence[Row]) -> str:
+    """Which rows stay below what the loop is meant to reach."""
+    low = [row for row in rows if row["percent_of_ideal"] < IDEAL]
+    if not low:
+        return f"All reach {IDEAL:g} % of the ideal."
+    names = ", ".join(
+        f"{row['method']} with {row['compute_steps']} computed steps "
+        f"({row['percent_of_ideal']:.1f} %)"
+        for row in low
+    )
+    return f"Below {IDEAL:g} % of the ideal: {names}."

@@ -1,0 +1,41 @@
+"""PSNR against compute for every method: one plot per results file of ``ertacache bench``.
+
+Draws what ``results/bench-MODEL.json`` holds, with the plot of ``ertacache report``, into
+``docs/images/pareto-MODEL.png``; runs no model. The last line of standard output is the JSON of the
+files written, compact.
+
+    python benchmarks/pareto.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from benchtables import bench_files
+from rows import RESULTS, ROOT
+
+from ertacache.bench.rows import read_results
+from ertacache.report.plots import draw_pareto
+
+IMAGES = ROOT / "docs" / "images"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Draw every file that is there."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the files")
+    parser.add_argument("--images", type=Path, default=IMAGES, help="folder of the plots")
+    options = parser.parse_args(arguments)
+    written = []
+    for name, path in bench_files(options.results).items():
+        picture = options.images / f"pareto-{name}.png"
+        figure = draw_pareto(read_results(path)[1])
+        figure.savefig(picture, dpi=120, bbox_inches="tight", metadata={"Software": None})
+        written.append(picture.name)
+    print(json.dumps(written, separators=(",", ":")))
+
+
+if __name__ == "__main__":
+    main()

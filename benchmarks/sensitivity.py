@@ -1,0 +1,201 @@
+"""How much the number of calibration prompts matters, and which ones they are.
+
+The counterpart of the paper's figure on the number of prompts. The calibration prompts of a model
+are profiled once; policies at half and a third of the steps are then solved from 1, 2, 4 ... 64 of
+them, for each number from several choices of prompts that share none (as far as there are enough):
+
+- ``trajectory, no refit``: ours from the profile alone;
+- ``trajectory``: ours after the closed-loop refit, from 2 to 16 prompts. It runs the network, so
+  only the first choice of each number is refitted (``--refits``);
+- ``paper``: the paper's with all three parts, from the profile alone.
+
+What it measures: PSNR of the decoded result to the full run on held-out prompts. A row holds the
+mean over prompts and choices with its bootstrap interval over prompts, and the mean of each choice.
+``fewer steps`` (no prompts) stands beside them. Writes its rows into ``results/sensitivity.json``,
+number by number, in place of older rows of the same model and number, and draws
+``docs/images/sensitivity-MODEL.png``. The last line of standard output is the JSON of the rows,
+compact.
+
+    python benchmarks/sensitivity.py                    # every bundled model
+    python benchmarks/sensitivity.py emoji-flux --numbers 8 16 --choices 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from plots import draw_sensitivity
+from rows import RESULTS, ROOT, Calibration, Row, calibrate, mean_row, read_rows
+from torch import Tensor
+
+from ertacache.calibration.procedure import HELDOUT_SEED
+from ertacache.calibration.profiling import number_runs, split_runs
+from ertacache.calibration.refining import REFINE_PROMPTS, Reference, refine
+from ertacache.calibration.solving import solve
+from ertacache.calibration.validation import IDENTICAL, Way, generate
+from ertacache.formats.policy import Policy
+from ertacache.formats.profile import Profile
+from ertacache.metrics import psnr
+from ertacache.models import MODELS, load_pipeline, load_prompts
+
+NUMBERS = (1, 2, 4, 8, 16, 32, 64)
+SPEEDUPS = (2.0, 3.0)
+
+
+def choose(total: int, number: int, choices: int, *, seed: int = 0) -> list[list[int]]:
+    """Several choices of ``number`` out of ``total`` prompts that share none.
+
+    Example:
+        >>> [len(choice) for choice in choose(64, 32, 3)]
+        [32, 32]
+    """
+    order = random.Random(seed).sample(range(total), total)
+    places = range(0, min(choices, total // number) * number, number)
+    return [sorted(order[place : place + number]) for place in places]
+
+
+def select(made: Calibration, chosen: Sequence[int]) -> Calibration:
+    """The profile of some of the prompts, and their runs."""
+    known, runs = made.profile, tuple(made.profile.prompts[k] for k in chosen)
+    return Calibration(
+        replace(known, statistics=known.statistics.select(chosen), prompts=runs),
+        Reference(runs, tuple(x[list(chosen)] for x in made.reference.latents)),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """The pipeline, and held-out prompts with the results of their full runs."""
+
+    pipe: Any
+    call: dict[str, Any]
+    batches: list[Any]
+    truth: list[Tensor]
+    steps: int
+
+    @classmethod
+    def make(cls, pipe: Any, prompts: Sequence[str], call: dict[str, Any], size: int) -> Judge:
+        """Run the held-out prompts in full."""
+        steps = call["num_inference_steps"]
+        batches = list(split_runs(number_runs(prompts, HELDOUT_SEED), size))
+        full = Way("full", steps, None, steps)
+        return cls(pipe, call, batches, [generate(pipe, b, full, call)[0] for b in batches], steps)
+
+    def decibels(self, policy: Policy | None, steps: int) -> list[float]:
+        """PSNR of every held-out prompt, with a policy or with fewer steps."""
+        way = Way("", steps, policy, self.steps if policy else steps)
+        values: list[float] = []
+        for batch, truth in zip(self.batches, self.truth, strict=True):
+            result, _ = generate(self.pipe, batch, way, self.call)
+            values += psnr(result, truth).clamp_max(IDENTICAL).tolist()
+        return values
+
+
+def policies(
+    judge: Judge, made: Calibration, speedup: float, *, refit: bool, batch_size: int
+) -> Iterator[tuple[str, Policy]]:
+    """Every method's policy from some of the calibration prompts."""
+    known: Profile = made.profile
+    yield "paper", solve(known, method="paper", speedup=speedup)
+    solved = solve(known, speedup=speedup)
+    yield "trajectory, no refit", solved
+    if refit and 1 < known.num_prompts <= REFINE_PROMPTS:
+        same: dict[str, Any] = {"call": judge.call, "batch_size": batch_size}
+        yield "trajectory", refine(judge.pipe, solved, known, reference=made.reference, **same)
+
+
+def measure_number(
+    judge: Judge, made: Calibration, number: int, options: argparse.Namespace
+) -> list[Row]:
+    """One row per method and budget: all choices of a number of prompts."""
+    found: dict[tuple[str, int], list[list[float]]] = {}
+    computed: dict[tuple[str, int], list[int]] = {}
+    for place, chosen in enumerate(choose(made.profile.num_prompts, number, options.choices)):
+        part, refit = select(made, chosen), place < options.refits
+        for speedup in SPEEDUPS:
+            budget = int(judge.steps / speedup + 1e-9)
+            made_here = policies(judge, part, speedup, refit=refit, batch_size=options.batch)
+            for title, policy in made_here:
+                steps = len(policy.compute_steps)
+                found.setdefault((title, budget), []).append(judge.decibels(policy, steps))
+                computed.setdefault((title, budget), []).append(steps)
+    return [make_row(number, key, values, computed[key]) for key, values in found.items()]
+
+
+def make_row(
+    number: int, key: tuple[str, int], values: Sequence[Sequence[float]], computed: Sequence[int]
+) -> Row:
+    """One row: the mean over choices and prompts, and each choice's own mean."""
+    of_prompts = torch.tensor(values, dtype=torch.float64).mean(0).tolist()
+    return {
+        "method": key[0],
+        "budget": key[1],
+        "prompts": number,
+        "computed": list(computed),
+        **mean_row(of_prompts),
+        "choices_db": [round(sum(one) / len(one), 2) for one in values],
+        "heldout": len(of_prompts),
+    }
+
+
+def put_rows(path: Path, model: str, steps: int, rows: Sequence[Row]) -> list[Row]:
+    """Put rows in the place of those of the same model and number of prompts; all of the model."""
+    fresh = [{"model": model, "steps": steps, **row} for row in rows]
+    numbers = {row["prompts"] for row in fresh}
+    kept = [r for r in read_rows(path) if r["model"] != model or r["prompts"] not in numbers]
+    mine = [row for row in [*kept, *fresh] if row["model"] == model]
+    mine.sort(key=lambda row: (row["prompts"], -row["budget"], row["method"]))
+    others = [row for row in kept if row["model"] != model]
+    path.write_text(json.dumps([*others, *mine], indent=1) + "\n")
+    return mine
+
+
+def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
+    """All rows of a model."""
+    pipe, call = load_pipeline(name), MODELS[name].call_arguments
+    prompts = load_prompts(name, "calibration")[: max(options.numbers) * options.choices]
+    print(f"{name}: profile {len(prompts)} prompts", flush=True)
+    made = calibrate(pipe, prompts, batch_size=options.batch, call=call)
+    heldout = load_prompts(name, "heldout")[: options.heldout]
+    judge = Judge.make(pipe, heldout, call, options.batch)
+    budgets = [int(judge.steps / speedup + 1e-9) for speedup in SPEEDUPS]
+    fewer = [make_row(0, ("fewer steps", b), [judge.decibels(None, b)], [b]) for b in budgets]
+    mine = put_rows(options.results, name, judge.steps, fewer)
+    for number in options.numbers:
+        fresh = measure_number(judge, made, number, options)
+        mine = put_rows(options.results, name, judge.steps, fresh)
+        for row in fresh:
+            shown = row["method"], row["budget"], row["psnr_db"], row["choices_db"]
+            print(f"{name}, {number} prompts:", *shown, flush=True)
+        draw_sensitivity(mine, options.images / f"sensitivity-{name}.png")
+    return mine
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure models, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}")
+    parser.add_argument("--numbers", type=int, nargs="+", default=NUMBERS, help="of prompts")
+    parser.add_argument("--choices", type=int, default=3, help="choices of prompts per number")
+    parser.add_argument("--heldout", type=int, default=32, help="held-out prompts")
+    parser.add_argument("--batch", type=int, default=16, help="prompts per call")
+    parser.add_argument("--refits", type=int, default=1, help="choices that are refitted too")
+    parser.add_argument("--results", type=Path, default=RESULTS / "sensitivity.json")
+    parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.models if name not in MODELS]
+    if unknown:
+        parser.error(f"unknown model {unknown[0]!r}; there are {', '.join(MODELS)}")
+    rows = [row for name in options.models or MODELS for row in measure_model(name, options)]
+    print(json.dumps(rows, separators=(",", ":")))
+
+
+if __name__ == "__main__":
+    main()

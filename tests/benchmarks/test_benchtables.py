@@ -1,0 +1,97 @@
+"""The tables and sentences of the benchmark, from rows made by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ertacache.bench.rows import BenchRow
+from tests.benchmarks.conftest import FOLDER
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return import_module
+
+
+def row(method: str, psnr: float, *, spread: float = 1.0, **more: Any) -> BenchRow:
+    fields: dict[str, Any] = {"flops_ratio": 0.5, "seconds": 1.0, "speedup": 2.0, "prompts": 64}
+    fields |= {"psnr_db": psnr, "psnr_low": psnr - spread, "psnr_high": psnr + spread}
+    fields |= {"cached_bytes": 2000, "knob": "15 steps"}
+    return BenchRow("m", method, 2.0, 30, **(fields | more))
+
+
+def lpips(mean: float, low: float, high: float) -> dict[str, float]:
+    return {"lpips": mean, "lpips_low": low, "lpips_high": high}
+
+
+def test_a_clear_lead(load: Callable[[str], Any]) -> None:
+    verdict = load("benchtables").verdict
+    ours = row("trajectory", 50.0, **lpips(0.01, 0.005, 0.015))
+    far = row("uniform", 40.0, **lpips(0.10, 0.05, 0.15))
+    text = verdict([ours, far])
+    assert text == (
+        "At 2x trajectory leads in PSNR and LPIPS with an interval apart from every rival's."
+    )
+    dear = row("PAB", 90.0, flops_ratio=0.9)
+    cheap = row("T-GATE", 30.0, flops_ratio=0.3)
+    assert verdict([ours, far, dear, cheap]) == (
+        f"{text} Of another cost than trajectory (0.50 of the FLOPs), and counted only where "
+        "cheaper and better: *PAB* (0.90) and *T-GATE* (0.30)."
+    )
+    great = row("T-GATE", 60.0, flops_ratio=0.3)
+    assert "is behind *T-GATE* (intervals apart) in PSNR" in verdict([ours, far, great])
+    assert verdict([far]) == ""
+    assert verdict([ours]) == "At 2x trajectory has no rival."
+
+
+def test_no_lead_is_said(load: Callable[[str], Any]) -> None:
+    verdict = load("benchtables").verdict
+    ours = row("trajectory", 50.0, **lpips(0.10, 0.08, 0.12))
+    near = row("uniform", 49.0, **lpips(0.01, 0.005, 0.02))
+    assert verdict([ours, near]) == (
+        "At 2x trajectory has the best mean, with an interval that overlaps that of *uniform*, in "
+        "PSNR; is behind *uniform* (intervals apart) in LPIPS."
+    )
+    better = row("uniform", 51.0)
+    assert "is behind *uniform* (intervals overlap) in PSNR" in verdict([ours, better])
+    many = [row(f"rival {k}", 60.0 + k, spread=20.0) for k in range(6)]
+    assert "is behind *rival 5*, *rival 4*, *rival 3* and 3 more (" in verdict([ours, *many])
+    refitted = row("trajectory, no refit", 60.0)  # ours as well, no rival
+    assert verdict([ours, refitted]) == "At 2x trajectory has no rival."
+
+
+def test_the_section_of_a_model(load: Callable[[str], Any]) -> None:
+    tables = load("benchtables")
+    full = BenchRow("m", "full", 1.0, 30, seconds=2.0, prompts=64, psnr_db=100.0)
+    silent = [BenchRow("m", "T-GATE", b, 30, why_not="no cross-attention") for b in (2.0, 3.0)]
+    rows = [full, row("paper", 40.0), row("trajectory", 50.0), row("uniform", 30.0), *silent]
+    text = tables.bench_table(rows)
+    assert "30 steps, 64 held-out prompts. The full run takes 2.00 s per call (median)." in text
+    cells = "15 steps | 0.500 | 2.00 | 1.00 | not available | not available"
+    lines = [line for line in text.splitlines() if cells in line]
+    assert [line.split(" | ")[0] for line in lines] == ["| **trajectory**", "| paper", "| uniform"]
+    assert lines[0].endswith("50.00 (49.00 to 51.00) | 2 |")
+    assert text.count("no cross-attention") == 1
+    assert "| uniform reuse | 2x | not available | not available | 30.00" in text
+    assert tables.bench_table([]) == "Not measured yet."
+
+
+def test_a_plot_for_every_file(
+    load: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("emoji-wan", "another", "emoji-flux"):
+        rows = [asdict(row("trajectory", 50.0)), asdict(row("uniform", 40.0))]
+        (tmp_path / f"bench-{name}.json").write_text(json.dumps({"model": name, "rows": rows}))
+    (tmp_path / "bench-emoji-wan.journal.jsonl").write_text("")
+    load("pareto").main(["--results", str(tmp_path), "--images", str(tmp_path)])
+    written = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert written == [f"pareto-{name}.png" for name in ("emoji-flux", "emoji-wan", "another")]
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in written)
