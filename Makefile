@@ -43,7 +43,8 @@ bench: setup
 	$(BIN)/python benchmarks/curves.py
 	$(BIN)/python benchmarks/errormaps.py
 	for model in $(MODELS); do $(BIN)/python benchmarks/overhead.py $$model || exit 1; done
-	for model in $(MODELS); do $(BIN)/ertacache bench $$model -o results/bench-$$model.json || exit 1; done
+	$(BIN)/python -m training.reference reference
+	for model in $(MODELS); do $(BIN)/ertacache bench $$model --reference reference -o results/bench-$$model.json || exit 1; done
 	$(BIN)/python benchmarks/pareto.py
 	$(BIN)/python benchmarks/tables.py
 	$(BIN)/ertacache report $(MODELS:%=results/bench-%.json) -o bench.html

@@ -25,6 +25,8 @@ METRICS = {
     "SSIM": (("ssim", "ssim_low", "ssim_high"), 4, True),
     "LPIPS": (("lpips", "lpips_low", "lpips_high"), 4, False),
 }
+# Columns that only pictures, or only videos, have.
+REALISM = {"FID ↓": "fid", "flickering ↑": "flickering"}
 # The paper's ablation, part by part, then ours.
 PARTS = {
     "uniform": "uniform reuse",
@@ -65,6 +67,10 @@ def model_section(rows: Sequence[BenchRow]) -> str:
     text = f"{steps} steps, {prompts} held-out prompts."
     if full is not None and full.seconds is not None:
         text += f" The full run takes {full.seconds:.2f} s per call (median)."
+    if full is not None and full.fid is not None:
+        text += f" Its FID is {full.fid:.3f}."
+    if full is not None and full.flickering is not None:
+        text += f" Its flickering is {full.flickering:.3f}."
     budgets = sorted({row.budget for row in ran})
     by_budget = {b: [row for row in ran if row.budget == b] for b in budgets}
     parts = [f"### {rows[0].model}", text]
@@ -84,11 +90,14 @@ def model_section(rows: Sequence[BenchRow]) -> str:
 
 def main_table(rows: Sequence[BenchRow]) -> str:
     """The paper's columns at one budget, the closest to the full run first."""
-    lines = [
-        "| method | turned to | FLOPs | speed-up | latency, s | LPIPS ↓ (95 %) | SSIM ↑ (95 %) | "
-        "PSNR ↑, dB (95 %) | cached, kB |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
-    ]
+    more = {
+        title: name
+        for title, name in REALISM.items()
+        if any(getattr(row, name) is not None for row in rows)
+    }
+    head = ["method", "turned to", "FLOPs", "speed-up", "latency, s", *more]
+    head += ["LPIPS ↓ (95 %)", "SSIM ↑ (95 %)", "PSNR ↑, dB (95 %)", "cached, kB"]
+    lines = [f"| {' | '.join(head)} |", "|---|---|" + "--:|" * (len(head) - 2)]
     for row in best_first(rows):
         cells = [
             f"**{row.method}**" if row.method == OURS else row.method,
@@ -96,6 +105,7 @@ def main_table(rows: Sequence[BenchRow]) -> str:
             _number(row.flops_ratio, 3),
             _number(row.speedup, 2),
             _number(row.seconds, 2),
+            *(_number(getattr(row, name), 3) for name in more.values()),
             *(shown(row, metric) for metric in ("LPIPS", "SSIM", "PSNR")),
             "" if row.cached_bytes is None else f"{row.cached_bytes / 1e3:.0f}",
         ]

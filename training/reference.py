@@ -1,6 +1,6 @@
 """Draw training scenes as pictures: what FID compares the samples of a bundled image model with.
 
-    python -m training.reference reference --count 512
+    python -m training.reference reference
 
 One PNG per scene, evenly over the subjects, with a jitter that training never drew.
 """
@@ -29,7 +29,7 @@ def main() -> None:
     """Draw the pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--count", type=int, default=512)
+    parser.add_argument("--count", type=int, default=256)
     args = parser.parse_args()
     draw_reference(args.folder, args.count)
 

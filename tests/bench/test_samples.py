@@ -37,3 +37,4 @@ def test_all_pictures_are_kept_but_only_the_first_videos(tmp_path: Path) -> None
     kept.add("video", 1.0, torch.ones(8, 5, 3, 4, 4))
     kept.add("video", 1.0, torch.ones(8, 5, 3, 4, 4), batch=1)
     assert kept.pictures("video", 1.0, batches=2) is None
+    assert kept.pictures("video", 1.0, batches=1) is None

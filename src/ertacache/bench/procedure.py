@@ -189,16 +189,20 @@ class Bench:
         self, entries: Sequence[Entry], samples: Samples, tell: Stage
     ) -> dict[tuple[str, float], float]:
         """FID of every entry to the reference pictures; nothing without them, or of videos."""
-        if self.reference is None:
+        kept = {
+            (entry.method, entry.budget): pictures
+            for entry in entries
+            if (pictures := samples.pictures(entry.method, entry.budget, len(self.work.batches)))
+            is not None
+        }
+        if self.reference is None or not kept:
             return {}
         judge, progress = Realism(self.reference), tell("FID")
         found = {}
-        for done, entry in enumerate(entries, start=1):
-            pictures = samples.pictures(entry.method, entry.budget, len(self.work.batches))
-            if pictures is not None and pictures.ndim == 4:
-                found[entry.method, entry.budget] = round(judge.fid(pictures), 3)
+        for done, (key, pictures) in enumerate(kept.items(), start=1):
+            found[key] = round(judge.fid(pictures), 3)
             if progress is not None:
-                progress(done, len(entries))
+                progress(done, len(kept))
         return found
 
     def _row(self, entry: Entry, costs: Mapping[tuple[str, float], tuple[int, int]]) -> BenchRow:
