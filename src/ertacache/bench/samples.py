@@ -42,7 +42,7 @@ class Samples:
         save_file(self._kept, self._path, metadata={"prompts": shown})
 
     def pictures(self, method: str, budget: float, batches: int) -> Tensor | None:
-        """All pictures of a method, values from 0 to 1; None of videos, or if a batch is missing."""
+        """All pictures of a method, from 0 to 1; None of videos, or if a batch is missing."""
         keys = [_key(method, budget, batch) for batch in range(batches)]
         if not all(key in self._kept and self._kept[key].ndim == 4 for key in keys):
             return None
