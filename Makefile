@@ -41,6 +41,7 @@ bench: setup
 	$(BIN)/python benchmarks/transfer.py
 	$(BIN)/python benchmarks/overhead.py emoji-flux
 	$(BIN)/python benchmarks/overhead.py emoji-wan
+	$(BIN)/python -m tests.compatibility
 	$(BIN)/python benchmarks/tables.py
 	for model in $(MODELS); do $(BIN)/ertacache bench $$model -o results/bench-$$model.json || exit 1; done
 	$(BIN)/ertacache report $(MODELS:%=results/bench-%.json) -o bench.html

@@ -72,7 +72,7 @@ def test_the_table_of_the_model_is_the_results_file() -> None:
     assert {"trajectory", "paper", "fewer steps"} <= {measured[line]["method"] for line in shown}
 
 
-@pytest.mark.parametrize("name", ["fidelity", "transfer"])
+@pytest.mark.parametrize("name", ["fidelity", "transfer", "compatibility"])
 def test_the_tables_of_models_are_the_results_files(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -16,16 +17,16 @@ from torch import Tensor
 from ertacache.core.plan import TrajectoryPlan
 from ertacache.core.sampler import combine, run_trajectory
 from ertacache.core.solver import Trajectory
-from ertacache.formats.policy import Policy
-from ertacache.integration import SchedulerError, attach, fingerprint, nominal, record_run
+from ertacache.formats.policy import Policy, PolicyError
+from ertacache.integration import attach, fingerprint, nominal, record_run
 from ertacache.integration.compat import keeps_history
 from ertacache.integration.fingerprints import find_denoisers
 from tests.compatibility.rows import COMPUTED, STEPS, Row
 from tests.compatibility.watching import Calls, Seen, counted, led, watched
 from tests.integration.setting import paper_plan, trajectory_plan
 
+# Of the largest number: ``add(v, alpha=a)`` rounds once, a scheduler's product and sum twice.
 ROUNDING = 1e-4
-"""``add(v, alpha=a)`` rounds once, the schedulers' product and sum twice."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,21 +42,21 @@ class Subject:
     calls: Calls
     attributes: list[set[str]]
 
-    @property
+    @cached_property
     def plan(self) -> TrajectoryPlan:
         return trajectory_plan(self.update, COMPUTED)
 
-    def policy(self, plan: Any) -> Policy:
-        shape = self.run.latents[0].shape[1:]
-        facts = fingerprint(self.pipe, sigmas=self.sigmas, latent_shape=shape)
-        return Policy(plan, self.sigmas, fingerprint=facts)
+    @cached_property
+    def attached(self) -> tuple[Tensor, Seen]:
+        return self.follow(self.plan)
 
     def follow(self, plan: Any) -> tuple[Tensor, Seen]:
         """What a run with a policy attached returns, and what was seen of it."""
-        seen = Seen()
+        shape, seen = self.run.latents[0].shape[1:], Seen()
+        facts = fingerprint(self.pipe, sigmas=self.sigmas, latent_shape=shape)
         with (
             counted(self.pipe, seen),
-            attach(self.pipe, self.policy(plan)),
+            attach(self.pipe, Policy(plan, self.sigmas, fingerprint=facts)),
             watched(self.pipe, seen),
         ):
             return self.row.generate(self.pipe), seen
@@ -75,68 +76,85 @@ def attributes(pipe: Any) -> list[set[str]]:
     return [set(vars(part)) for part in (pipe, pipe.scheduler, *find_denoisers(pipe).values())]
 
 
-def check_reuse(subject: Subject) -> None:
-    """The networks run on the computed steps only, as often as they do untouched."""
-    result, seen = subject.follow(subject.plan)
-    planned = [(step, name) for step, name in subject.calls if step in COMPUTED]
-    assert seen.calls == planned
-    assert 0 < len(planned) < len(subject.calls)
+def check_calls(subject: Subject) -> None:
+    """Each network runs on the computed steps only, there as often as it does untouched."""
+    _, seen = subject.attached
+    assert seen.calls == [call for call in subject.calls if call[0] in COMPUTED]
+    for name in find_denoisers(subject.pipe):
+        first = next(call for call in subject.calls if call[1] == name)
+        assert first in seen.calls, "an expert begins with a reused step"
+
+
+def check_result(subject: Subject) -> None:
+    """The result is finite, not the untouched one, and the same when run again."""
+    result, _ = subject.attached
     assert bool(torch.isfinite(result).all())
     assert not torch.equal(result, subject.result)
-    again, _ = subject.follow(subject.plan)
-    assert torch.equal(again, result)
-    check_definition(subject, seen)
+    assert torch.equal(subject.follow(subject.plan)[0], result)
 
 
-def check_definition(subject: Subject, seen: Seen) -> None:
+def check_definition(subject: Subject) -> None:
     """Every latent is that of ``core.sampler`` over the untouched pipeline, to the bit."""
+    _, seen = subject.attached
     untouched = led(subject.pipe, seen, lambda: subject.row.generate(subject.pipe))
-    for k in COMPUTED:
-        assert torch.equal(seen.outputs[k], untouched.outputs[k])
-    if not subject.row.blends:
-        outputs = iter([untouched.outputs[k] for k in COMPUTED])
-        reference = run_trajectory(
-            lambda x, sigma: next(outputs),
-            subject.run.latents[0],
-            sigmas=subject.sigmas,
-            plan=subject.plan,
-        )
-        assert all(map(torch.equal, seen.samples, reference.latents))
-        assert torch.equal(seen.results[-1], reference.latents[-1])
+    asked = {k: untouched.outputs[k] for k in COMPUTED}
+    assert all(torch.equal(seen.outputs[k], v) for k, v in asked.items())
+    if subject.row.blends:
+        check_steps(subject, seen, asked)
         return
-    rows = torch.cat([subject.plan.latent[:, None], subject.plan.outputs], dim=1).tolist()
-    past: list[Tensor] = []
+    outputs = iter(asked.values())
+    reference = run_trajectory(
+        lambda x, sigma: next(outputs),
+        subject.run.latents[0],
+        sigmas=subject.sigmas,
+        plan=subject.plan,
+    )
+    reached = [*seen.samples, seen.results[-1]]
+    assert all(map(torch.equal, reached, reference.latents))
+
+
+def check_steps(subject: Subject, seen: Seen, asked: dict[int, Tensor]) -> None:
+    """Step by step, for a pipeline that changes the latent between them."""
+    plan, past = subject.plan, list[Tensor]()
+    rows = torch.cat([plan.latent[:, None], plan.outputs], dim=1).tolist()
+    assert torch.equal(seen.samples[0], subject.run.latents[0])
     for k, x in enumerate(seen.samples):
-        past = [untouched.outputs[k], *past][: subject.plan.history] if k in COMPUTED else past
+        past = [asked[k], *past][: plan.history] if k in asked else past
         assert torch.equal(seen.results[k], combine(x, past, rows[k]))
 
 
 def check_all_computed(subject: Subject) -> None:
     """With every step computed the result is the untouched one."""
     every = range(STEPS)
-    result, seen = subject.follow(
-        paper_plan(subject.sigmas, every, scale=1.0, rectified=False)
-    )
+    stock = paper_plan(subject.sigmas, every, scale=1.0, rectified=False)
+    result, seen = subject.follow(stock)
     assert torch.equal(result, subject.result)
     assert seen.calls == subject.calls
     if not keeps_history(subject.pipe.scheduler):
-        plan = TrajectoryPlan(tuple(every), subject.update[:, 0], subject.update[:, 1:])
-        result, _ = subject.follow(plan)
-        size = float(subject.result.abs().max())
-        torch.testing.assert_close(result, subject.result, rtol=0, atol=ROUNDING * max(1.0, size))
+        own = TrajectoryPlan(tuple(every), subject.update[:, 0], subject.update[:, 1:])
+        result, _ = subject.follow(own)
+        size = max(1.0, float(subject.result.abs().max()))
+        torch.testing.assert_close(result, subject.result, rtol=0, atol=ROUNDING * size)
 
 
 def check_detached(subject: Subject) -> None:
-    """After ``detach`` nothing is left, and the result is that of a pipeline never touched."""
+    """After ``detach`` nothing is left, and the result is the untouched one to the bit."""
+    assert subject.attached
     assert attributes(subject.pipe) == subject.attributes
     assert torch.equal(subject.row.generate(subject.pipe), subject.result)
 
 
-def check_refused(row: Row) -> str:
-    """No policy is made for the pipeline, and the sentence says why."""
-    with pytest.raises(SchedulerError) as caught:
+CHECKS: tuple[Callable[[Subject], None], ...] = (
+    check_calls,
+    check_result,
+    check_definition,
+    check_all_computed,
+    check_detached,
+)
+
+
+def refusal(row: Row) -> str:
+    """The sentence with which a pipeline is refused."""
+    with pytest.raises(PolicyError, match=row.refused) as caught:
         record_run(row.build(), **row.arguments())
     return str(caught.value)
-
-
-CHECKS: tuple[Callable[[Subject], None], ...] = (check_reuse, check_all_computed, check_detached)

@@ -50,6 +50,7 @@ class Row:
         settings: attributes of the pipeline, where it has a mind of its own about sizes or text.
         blends: whether the pipeline changes the latent between steps, as inpainting does.
         refused: what the refusal says, if no policy can be attached.
+        whole: makes the pipeline, in the place of ``parts``.
     """
 
     title: str
@@ -59,10 +60,12 @@ class Row:
     settings: Mapping[str, Any] = field(default_factory=dict)
     blends: bool = False
     refused: str = ""
-    family: Callable[[str], Any] = field(default=lambda name: getattr(diffusers, name))
+    whole: Callable[[], Any] | None = None
 
     def build(self) -> Any:
-        kind = self.family(self.pipeline)
+        if self.whole is not None:
+            return self.whole()
+        kind = getattr(diffusers, self.pipeline)
         parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
         absent = {p.name: None for p in parameters if p.default is p.empty}
         parts = {
@@ -89,7 +92,13 @@ class Row:
 def _build(value: Any, *, seed: int) -> Any:
     if isinstance(value, Part):
         return value.build(seed=seed)
-    return value() if inspect.isfunction(value) else value
+    return value() if inspect.isfunction(value) or inspect.isclass(value) else value
+
+
+class Guard(nn.Module):
+    """A safety checker that is asked nothing: no prompt is given, nothing is decoded."""
+
+    device = torch.device("cpu")
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
