@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from diffusers import AutoencoderKLCogVideoX, AutoencoderKLWan
 
-from tests.compatibility.image import DPM, GUIDED, MASKED, UNET, image_vae
+from tests.compatibility.image import GUIDED, MASKED
 from tests.compatibility.rows import Guard, Row, ddim, flow, mask, noise, part, unipc
 from tests.integration.tiny import awaken
 from tests.models.opensora.small import pipeline as opensora
