@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from ertacache.integration.fingerprints import find_denoisers
+from tests.compatibility import flux, image, newer, unets, video, wan
 from tests.compatibility.checks import Subject, refusal
-from tests.compatibility.image import ROWS as IMAGES
 from tests.compatibility.rows import COMPUTED, STEPS, Row
-from tests.compatibility.video import ROWS as VIDEOS
+from tests.compatibility.watching import Calls
 
-GREEN = tuple(row for row in (*IMAGES, *VIDEOS) if not row.refused)
-REFUSED = tuple(row for row in (*IMAGES, *VIDEOS) if row.refused)
+ROWS: tuple[Row, ...] = tuple(
+    row for module in (flux, unets, image, newer, wan, video) for row in module.ROWS
+)
+GREEN = tuple(row for row in ROWS if not row.refused)
+REFUSED = tuple(row for row in ROWS if row.refused)
 
 
 def green_facts(subject: Subject) -> dict[str, Any]:
@@ -26,9 +28,13 @@ def green_facts(subject: Subject) -> dict[str, Any]:
         "scheduler": type(scheduler).__name__,
         "steps": STEPS,
         "compute_steps": len(COMPUTED),
-        "calls": dict(Counter(name for _, name in subject.calls)),
-        "calls_attached": dict(Counter(name for _, name in seen.calls)),
+        "calls": {name: count_calls(subject.calls, name) for name in networks},
+        "calls_attached": {name: count_calls(seen.calls, name) for name in networks},
     }
+
+
+def count_calls(calls: Calls, name: str) -> int:
+    return sum(network == name for _, network in calls)
 
 
 def refused_facts(row: Row) -> dict[str, Any]:

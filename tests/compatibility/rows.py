@@ -93,31 +93,3 @@ def _build(value: Any, *, seed: int) -> Any:
     if isinstance(value, Part):
         return value.build(seed=seed)
     return value() if inspect.isfunction(value) or inspect.isclass(value) else value
-
-
-class Guard(nn.Module):
-    """A safety checker that is asked nothing: no prompt is given, nothing is decoded."""
-
-    device = torch.device("cpu")
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    """Embeddings of a prompt that nobody wrote, or pixels of a picture that nobody took."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def mask(*shape: int) -> Tensor:
-    return torch.ones(*shape, dtype=torch.int64)
-
-
-def flow(**config: Any) -> Part:
-    return part("FlowMatchEulerDiscreteScheduler", **({"shift": 3.0} | config))
-
-
-def unipc(**config: Any) -> Part:
-    flows = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
-    return part("UniPCMultistepScheduler", **(flows | config))
-
-
-def ddim(**config: Any) -> Part:
-    return part("DDIMScheduler", **({"clip_sample": False} | config))

@@ -1,33 +1,26 @@
-"""The rows of pipelines that make videos."""
+"""The rows of the other pipelines that make videos."""
 
 from __future__ import annotations
 
-import torch
-from diffusers import AutoencoderKLCogVideoX, AutoencoderKLWan
-
-from tests.compatibility.image import GUIDED, MASKED
-from tests.compatibility.rows import Guard, Row, ddim, flow, mask, noise, part, unipc
-from tests.integration.tiny import awaken
+from tests.compatibility.parts import (
+    FRAME,
+    GUIDED,
+    KANDINSKY,
+    KANDINSKY_TEXT,
+    MASKED,
+    TWO_ENCODERS,
+    VIDEO,
+    Guard,
+    cog_vae,
+    cosmos,
+    ddim,
+    flow,
+    mask,
+    noise,
+)
+from tests.compatibility.rows import Row, part
 from tests.models.opensora.small import pipeline as opensora
 
-SMALL = {"height": 32, "width": 32, "num_frames": 9}
-FRAME = {"image": noise(1, 3, 32, 32).tanh()}
-
-_WAN = {
-    "patch_size": (1, 2, 2),
-    "num_attention_heads": 2,
-    "attention_head_dim": 12,
-    "in_channels": 16,
-    "out_channels": 16,
-    "text_dim": 16,
-    "freq_dim": 16,
-    "ffn_dim": 16,
-    "num_layers": 1,
-    "rope_max_seq_len": 32,
-}
-WAN = part("WanTransformer3DModel", **_WAN)
-WAN_I2V = part("WanTransformer3DModel", **_WAN | {"in_channels": 36, "image_dim": 4})
-WAN_I2V_22 = part("WanTransformer3DModel", **_WAN | {"in_channels": 36})
 _COG = {
     "num_attention_heads": 2,
     "attention_head_dim": 8,
@@ -68,122 +61,19 @@ LTX = part(
     num_layers=1,
     caption_channels=16,
 )
-COSMOS = part(
-    "CosmosTransformer3DModel",
-    in_channels=4,
-    out_channels=4,
-    num_attention_heads=2,
-    attention_head_dim=16,
-    num_layers=1,
-    mlp_ratio=2,
-    text_embed_dim=16,
-    adaln_lora_dim=4,
-    max_size=(4, 32, 32),
-    patch_size=(1, 2, 2),
-    concat_padding_mask=False,
-)
-
-
-def wan_vae() -> AutoencoderKLWan:
-    return awaken(AutoencoderKLWan(base_dim=4, z_dim=16, dim_mult=[1] * 4, num_res_blocks=1))
-
-
-def cog_vae() -> AutoencoderKLCogVideoX:
-    vae = AutoencoderKLCogVideoX(
-        down_block_types=("CogVideoXDownBlock3D",) * 4,
-        up_block_types=("CogVideoXUpBlock3D",) * 4,
-        block_out_channels=(4, 4, 4, 4),
-        latent_channels=4,
-        layers_per_block=1,
-        norm_num_groups=2,
-    )
-    return vae.eval()
-
 
 ROWS = (
-    Row("Wan 2.1 T2V", "WanPipeline", {"transformer": WAN, "scheduler": unipc()}, SMALL | GUIDED),
-    Row(
-        "Wan 2.2 T2V, two experts",
-        "WanPipeline",
-        {
-            "transformer": WAN,
-            "transformer_2": WAN,
-            "scheduler": unipc(),
-            "boundary_ratio": 0.8,
-        },
-        SMALL | GUIDED | {"guidance_scale_2": 3.0},
-    ),
-    Row(
-        "Wan 2.1 I2V",
-        "WanImageToVideoPipeline",
-        {"transformer": WAN_I2V, "scheduler": unipc(), "vae": wan_vae},
-        SMALL | GUIDED | FRAME,
-        settings={"encode_image": lambda image, device: noise(1, 5, 4)},
-    ),
-    Row(
-        "Wan 2.2 I2V, two experts",
-        "WanImageToVideoPipeline",
-        {
-            "transformer": WAN_I2V_22,
-            "transformer_2": WAN_I2V_22,
-            "scheduler": unipc(),
-            "vae": wan_vae,
-            "boundary_ratio": 0.8,
-        },
-        SMALL | GUIDED | FRAME,
-    ),
-    Row(
-        "Wan 2.2 TI2V",
-        "WanPipeline",
-        {"transformer": WAN, "scheduler": unipc(), "expand_timesteps": True},
-        SMALL | GUIDED,
-    ),
-    Row(
-        "Wan VACE",
-        "WanVACEPipeline",
-        {
-            "transformer": part(
-                "WanVACETransformer3DModel",
-                **_WAN | {"num_layers": 2},
-                vace_layers=[0, 1],
-                vace_in_channels=96,
-            ),
-            "scheduler": unipc(),
-            "vae": wan_vae,
-        },
-        SMALL | GUIDED,
-    ),
-    Row(
-        "SkyReels V2 T2V",
-        "SkyReelsV2Pipeline",
-        {"transformer": part("SkyReelsV2Transformer3DModel", **_WAN), "scheduler": unipc()},
-        SMALL | GUIDED,
-    ),
     Row(
         "CogVideoX T2V",
         "CogVideoXPipeline",
         {"transformer": COG, "scheduler": COG_DDIM},
-        SMALL | GUIDED,
+        VIDEO | GUIDED,
     ),
     Row(
         "CogVideoX I2V",
         "CogVideoXImageToVideoPipeline",
         {"transformer": COG_I2V, "scheduler": COG_DDIM, "vae": cog_vae},
-        SMALL | GUIDED | FRAME,
-    ),
-    Row(
-        "CogVideoX T2V, DPM",
-        "CogVideoXPipeline",
-        {"transformer": COG, "scheduler": COG_DPM},
-        SMALL | GUIDED,
-        refused="CogVideoXDPMScheduler adds noise",
-    ),
-    Row(
-        "CogVideoX I2V, DPM",
-        "CogVideoXImageToVideoPipeline",
-        {"transformer": COG_I2V, "scheduler": COG_DPM, "vae": cog_vae},
-        SMALL | GUIDED | FRAME,
-        refused="CogVideoXDPMScheduler adds noise",
+        VIDEO | GUIDED | FRAME,
     ),
     Row(
         "HunyuanVideo",
@@ -207,7 +97,7 @@ ROWS = (
             ),
             "scheduler": flow(),
         },
-        SMALL
+        VIDEO
         | {
             "prompt_embeds": noise(1, 4, 16),
             "pooled_prompt_embeds": noise(1, 8),
@@ -215,10 +105,80 @@ ROWS = (
         },
     ),
     Row(
+        "HunyuanVideo 1.5",
+        "HunyuanVideo15Pipeline",
+        {
+            "transformer": part(
+                "HunyuanVideo15Transformer3DModel",
+                in_channels=9,
+                out_channels=4,
+                num_attention_heads=2,
+                attention_head_dim=8,
+                num_layers=1,
+                num_refiner_layers=1,
+                mlp_ratio=2.0,
+                patch_size=1,
+                patch_size_t=1,
+                text_embed_dim=16,
+                text_embed_2_dim=16,
+                image_embed_dim=12,
+                rope_axes_dim=(2, 2, 4),
+                target_size=16,
+                task_type="t2v",
+            ),
+            "scheduler": flow(),
+            "guider": part("ClassifierFreeGuidance", guidance_scale=3.0),
+            "vae": part(
+                "AutoencoderKLHunyuanVideo15",
+                latent_channels=4,
+                block_out_channels=(16, 16),
+                layers_per_block=1,
+                spatial_compression_ratio=4,
+                temporal_compression_ratio=2,
+                downsample_match_channel=False,
+                upsample_match_channel=False,
+            ),
+        },
+        {
+            "height": 16,
+            "width": 16,
+            "num_frames": 5,
+        }
+        | TWO_ENCODERS,
+    ),
+    Row(
         "LTX-Video",
         "LTXPipeline",
         {"transformer": LTX, "scheduler": flow()},
-        SMALL | MASKED | {"height": 64, "width": 64},
+        VIDEO | MASKED | {"height": 64, "width": 64},
+    ),
+    Row(
+        "LTX-Video I2V",
+        "LTXImageToVideoPipeline",
+        {
+            "transformer": LTX,
+            "scheduler": flow(),
+            "vae": part(
+                "AutoencoderKLLTXVideo",
+                latent_channels=8,
+                block_out_channels=(8,) * 4,
+                decoder_block_out_channels=(8,) * 4,
+                layers_per_block=(1,) * 5,
+                decoder_layers_per_block=(1,) * 5,
+                spatio_temporal_scaling=(True, True, False, False),
+                decoder_spatio_temporal_scaling=(True, True, False, False),
+                decoder_inject_noise=(False,) * 5,
+                upsample_residual=(False,) * 4,
+                upsample_factor=(1,) * 4,
+                timestep_conditioning=False,
+                patch_size=1,
+                patch_size_t=1,
+                encoder_causal=True,
+                decoder_causal=False,
+            ),
+        },
+        VIDEO | MASKED | FRAME,
+        blends=True,
     ),
     Row(
         "Mochi",
@@ -238,7 +198,7 @@ ROWS = (
             ),
             "scheduler": flow(invert_sigmas=True, shift=1.0),
         },
-        SMALL | MASKED | {"num_frames": 7},
+        VIDEO | MASKED | {"num_frames": 7},
     ),
     Row(
         "Allegro",
@@ -259,7 +219,7 @@ ROWS = (
             ),
             "scheduler": part("EulerDiscreteScheduler"),
         },
-        SMALL | MASKED | {"negative_prompt": None, "num_frames": 8},
+        VIDEO | MASKED | {"negative_prompt": None, "num_frames": 8},
     ),
     Row(
         "Latte",
@@ -288,33 +248,10 @@ ROWS = (
         "Kandinsky 5 T2V",
         "Kandinsky5T2VPipeline",
         {
-            "transformer": part(
-                "Kandinsky5Transformer3DModel",
-                in_visual_dim=16,
-                in_text_dim=16,
-                in_text_dim2=16,
-                time_dim=16,
-                out_visual_dim=16,
-                patch_size=(1, 2, 2),
-                model_dim=16,
-                ff_dim=16,
-                num_text_blocks=1,
-                num_visual_blocks=1,
-                axes_dims=(1, 1, 2),
-                visual_cond=False,
-                attention_type="regular",
-            ),
+            "transformer": KANDINSKY,
             "scheduler": flow(),
         },
-        SMALL
-        | {
-            "prompt_embeds_qwen": noise(1, 4, 16),
-            "prompt_embeds_clip": noise(1, 16),
-            "prompt_cu_seqlens": torch.tensor([0, 4], dtype=torch.int32),
-            "negative_prompt_embeds_qwen": noise(1, 4, 16, seed=1),
-            "negative_prompt_embeds_clip": noise(1, 16, seed=1),
-            "negative_prompt_cu_seqlens": torch.tensor([0, 4], dtype=torch.int32),
-        },
+        VIDEO | KANDINSKY_TEXT,
     ),
     Row(
         "EasyAnimate",
@@ -345,55 +282,7 @@ ROWS = (
                 spatial_group_norm=False,
             ),
         },
-        SMALL | MASKED | {"num_frames": 5},
-    ),
-    Row(
-        "Sana-Video",
-        "SanaVideoPipeline",
-        {
-            "transformer": part(
-                "SanaVideoTransformer3DModel",
-                in_channels=16,
-                out_channels=16,
-                num_attention_heads=2,
-                attention_head_dim=12,
-                num_layers=1,
-                num_cross_attention_heads=2,
-                cross_attention_head_dim=12,
-                cross_attention_dim=24,
-                caption_channels=16,
-                sample_size=8,
-                patch_size=(1, 2, 2),
-                qk_norm="rms_norm_across_heads",
-                rope_max_seq_len=32,
-            ),
-            "scheduler": part(
-                "DPMSolverMultistepScheduler",
-                prediction_type="flow_prediction",
-                use_flow_sigmas=True,
-                flow_shift=3.0,
-            ),
-            "vae": wan_vae,
-        },
-        MASKED
-        | {
-            "height": 32,
-            "width": 32,
-            "frames": 9,
-            "negative_prompt": None,
-            "use_resolution_binning": False,
-        },
-    ),
-    Row(
-        "Cosmos T2W",
-        "CosmosTextToWorldPipeline",
-        {
-            "transformer": COSMOS,
-            "scheduler": part("EDMEulerScheduler", sigma_max=80.0, sigma_data=0.5),
-            "safety_checker": Guard,
-        },
-        SMALL | GUIDED,
-        refused="passes pred_original_sample",
+        VIDEO | MASKED | {"num_frames": 5},
     ),
     Row(
         "Open-Sora 1.2",
@@ -401,5 +290,30 @@ ROWS = (
         {},
         {"height": 32, "width": 24, "num_frames": 5, "prompt": "a red circle moving left"},
         whole=opensora,
+    ),
+    Row(
+        "CogVideoX T2V, DPM",
+        "CogVideoXPipeline",
+        {"transformer": COG, "scheduler": COG_DPM},
+        VIDEO | GUIDED,
+        refused="CogVideoXDPMScheduler adds noise",
+    ),
+    Row(
+        "CogVideoX I2V, DPM",
+        "CogVideoXImageToVideoPipeline",
+        {"transformer": COG_I2V, "scheduler": COG_DPM, "vae": cog_vae},
+        VIDEO | GUIDED | FRAME,
+        refused="CogVideoXDPMScheduler adds noise",
+    ),
+    Row(
+        "Cosmos T2W",
+        "CosmosTextToWorldPipeline",
+        {
+            "transformer": cosmos(4),
+            "scheduler": part("EDMEulerScheduler", sigma_max=80.0, sigma_data=0.5),
+            "safety_checker": Guard,
+        },
+        VIDEO | GUIDED,
+        refused="passes pred_original_sample",
     ),
 )

@@ -11,10 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ertacache.integration.fingerprints import find_denoisers
-
 Calls = list[tuple[int, str]]
-"""Step and name of the network, one pair per call that reached it."""
+"""Step and name of the component, one pair per call that reached it."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,12 @@ class Seen:
 
 @contextmanager
 def counted(pipe: Any, seen: Seen) -> Iterator[None]:
-    """Note each call that reaches a network; to be entered before a policy is attached."""
-    networks = find_denoisers(pipe)
+    """Note each call that reaches any component, known to ertacache or not.
+
+    To be entered before a policy is attached.
+    """
+    parts = pipe.components.items()
+    networks = {name: module for name, module in parts if isinstance(module, nn.Module)}
     for name, module in networks.items():
         vars(module)["forward"] = _counting(module, name, seen)
     try:

@@ -99,6 +99,11 @@ class _Recorder:
         return result
 
     def result(self) -> Recording:
+        if not self._outputs:
+            raise SchedulerError(
+                "the pipeline never called the step of its scheduler, but that of copies, or of "
+                "none: no policy can follow such a run"
+            )
         if self._sigmas is None or len(self._outputs) != len(self._sigmas) - 1:
             raise SchedulerError(
                 f"the run took {len(self._outputs)} steps of its table: "
