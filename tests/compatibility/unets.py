@@ -36,26 +36,26 @@ ROWS = (
     Row(
         "Stable Diffusion 1.5",
         "StableDiffusionPipeline",
-        {"unet": UNET, "scheduler": ddim(), "requires_safety_checker": False},
+        {"unet": UNET, "scheduler": ddim(steps_offset=1), "requires_safety_checker": False},
         SMALL | GUIDED,
     ),
     Row(
         "Stable Diffusion 1.5 img2img",
         "StableDiffusionImg2ImgPipeline",
-        {"unet": UNET, "scheduler": ddim(), "vae": image_vae} | SAFE,
+        {"unet": UNET, "scheduler": ddim(steps_offset=1), "vae": image_vae} | SAFE,
         GUIDED | PICTURE | {"strength": 1.0},
     ),
     Row(
         "Stable Diffusion 1.5 inpaint",
         "StableDiffusionInpaintPipeline",
-        {"unet": UNET, "scheduler": ddim(), "vae": image_vae} | SAFE,
+        {"unet": UNET, "scheduler": ddim(steps_offset=1), "vae": image_vae} | SAFE,
         TINY | GUIDED | PICTURE | {"strength": 1.0, "mask_image": HALF},
         blends=True,
     ),
     Row(
         "Stable Diffusion 1.5, PAG",
         "StableDiffusionPAGPipeline",
-        {"unet": UNET, "scheduler": ddim()} | SAFE,
+        {"unet": UNET, "scheduler": ddim(steps_offset=1)} | SAFE,
         SMALL | GUIDED | {"pag_scale": 2.0},
     ),
     Row(
