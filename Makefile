@@ -46,6 +46,7 @@ bench: setup
 	$(BIN)/python -m training.reference reference
 	for model in $(MODELS); do $(BIN)/ertacache bench $$model --reference reference -o results/bench-$$model.json || exit 1; done
 	$(BIN)/python benchmarks/pareto.py
+	$(BIN)/python -m tests.compatibility
 	$(BIN)/python benchmarks/tables.py
 	$(BIN)/ertacache report $(MODELS:%=results/bench-%.json) -o bench.html
 endif

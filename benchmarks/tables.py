@@ -1,7 +1,8 @@
 """Write the tables of results/ into the pages of docs/ that show them.
 
 A table stands between two comments, ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. Run it after
-the benchmarks; the tests check that the pages are up to date.
+the benchmarks and ``python -m tests.compatibility``; the tests check that the pages are up to
+date.
 
     python benchmarks/tables.py
 """
@@ -25,6 +26,7 @@ PAGES = {
     "curves": "docs/figures.md",
     "errormaps": "docs/figures.md",
     "overhead": "docs/figures.md",
+    "compatibility": "docs/compatibility.md",
 }
 
 
@@ -97,6 +99,43 @@ def place(row: Row) -> str:
     return f"{guidance}, {row['height']} x {row['width']}, batch {row['batch_size']}"
 
 
+def compatibility_table(rows: list[Row]) -> str:
+    """The pipelines that hold every check, then those that are refused, each with its sentence."""
+    green = [row for row in rows if "refused" not in row]
+    refused = [row for row in rows if "refused" in row]
+    lines = [
+        f"{len({row['pipeline'] for row in green})} pipelines in {len(green)} settings.",
+        "",
+        "| model | pipeline | network | scheduler | calls, untouched | with the policy |",
+        "|---|---|---|---|--:|--:|",
+        *(
+            f"| {row['model']} | `{row['pipeline']}` | {networks(row)} | "
+            f"{row['scheduler']} | {calls(row['calls'])} | {calls(row['calls_attached'])} |"
+            for row in green
+        ),
+        "",
+        "Refused:",
+        "",
+        "| model | pipeline | scheduler | what is said |",
+        "|---|---|---|---|",
+        *(
+            f"| {row['model']} | `{row['pipeline']}` | {row['scheduler']} | {row['refused']} |"
+            for row in refused
+        ),
+    ]
+    return "\n".join(lines) if rows else "Not measured yet."
+
+
+def networks(row: Row) -> str:
+    """The classes of a pipeline's networks, each once."""
+    return ", ".join(dict.fromkeys(row["networks"].values()))
+
+
+def calls(counts: dict[str, int]) -> str:
+    """The calls of each network."""
+    return " + ".join(map(str, counts.values()))
+
+
 def spread(row: Row, name: str = "psnr") -> str:
     """A mean and its interval."""
     return f"{row[f'{name}_db']:.1f} ({row[f'{name}_low']:.1f} to {row[f'{name}_high']:.1f})"
@@ -110,6 +149,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "curves": curves_table,
     "errormaps": errormaps_table,
     "overhead": overhead_table,
+    "compatibility": compatibility_table,
 }
 
 

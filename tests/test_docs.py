@@ -76,7 +76,7 @@ def test_the_table_of_the_model_is_the_results_file() -> None:
 def test_the_tables_of_models_are_the_results_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     tables = import_module("tables")
-    assert {"fidelity", "transfer", "bench"} <= set(tables.PAGES)
+    assert {"fidelity", "transfer", "bench", "compatibility"} <= set(tables.PAGES)
     for name, place in tables.PAGES.items():
         page = text_of(place)
         filled = tables.fill(name, page, tables.rows_of(name))

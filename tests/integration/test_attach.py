@@ -193,13 +193,13 @@ def test_history_on_another_device(setting: Setting) -> None:
 
 
 def test_outputs_come_back_from_the_other_device() -> None:
-    run = make_run(cache_device=torch.device("meta"))
+    run, module = make_run(cache_device=torch.device("meta")), nn.Identity()
     run.start()
-    run.enter(nn.Identity())
+    run.enter(module)
     run.remember(0, {"sample": torch.ones(2)}, seconds=0.0)
     assert run.stats.last.cached_bytes == 8
     run.advance()
-    run.enter(nn.Identity())
+    run.enter(module)
     # What was on the meta device has no numbers to come back with: it tries, and that is seen.
     with pytest.raises(NotImplementedError, match="out of meta tensor"):
         run.replay(0)
@@ -214,7 +214,7 @@ def test_outputs_move_in_their_structure() -> None:
 
 
 def test_two_experts(experts: Setting) -> None:
-    """A trajectory plan holds across the change of networks, the paper's computes after it."""
+    """Each begins with a computed step: the paper's method adds it, other plans must have it."""
     networks = (experts.pipe.transformer, experts.pipe.transformer_2)
     with count_calls(*networks) as calls:
         assert torch.equal(experts.generate(), experts.run.latents[-1])
@@ -222,9 +222,14 @@ def test_two_experts(experts: Setting) -> None:
     assert 1 < first < STEPS
     steps = (0, 1, STEPS - 1)
     assert first not in steps
-    with attach(experts.pipe, experts.trajectory_policy(steps)) as handle:
+    with (
+        attach(experts.pipe, experts.trajectory_policy(steps)),
+        pytest.raises(PolicyError, match=rf"another network at step {first}.*pinned=\[{first}\]"),
+    ):
         experts.generate()
-    assert handle.stats.last.computed_steps == len(steps)
+    with attach(experts.pipe, experts.trajectory_policy((0, 1, first))) as handle:
+        experts.generate()
+    assert handle.stats.last.computed_steps == 3
     policy = experts.paper_policy(steps, scale=1.0)
     with attach(experts.pipe, policy) as handle, count_calls(*networks) as calls:
         experts.generate()

@@ -16,8 +16,9 @@ import torch
 import ertacache
 from ertacache.core.gram import profile_run
 from ertacache.core.solver import Trajectory
+from ertacache.formats.firststeps import note_first_steps
 from ertacache.formats.profile import Profile, ProfiledPrompt, ProfileError
-from ertacache.integration import fingerprint, nominal, record_run
+from ertacache.integration import fingerprint, nominal, record
 from ertacache.integration.compat import Pipeline
 
 __all__ = [
@@ -101,7 +102,7 @@ def profile(
     origin = {"ertacache": ertacache.__version__, "call": _call_text(call)} | dict(provenance or {})
     for batch in split_runs(missing, batch_size):
         fresh, run = _profile_batch(pipe, batch, call)
-        fresh = replace(fresh, provenance=origin)
+        fresh = replace(fresh, provenance=origin | dict(fresh.provenance))
         known = fresh if known is None else known.merge(fresh)
         if path is not None:
             known.save(path)
@@ -145,7 +146,8 @@ def _profile_batch(
 ) -> tuple[Profile, Trajectory]:
     texts = [run.prompt for run in batch]
     prompt: str | list[str] = texts[0] if len(texts) == 1 else texts
-    run, sigmas = record_run(pipe, prompt=prompt, generator=generators(batch), **call)
+    found = record(pipe, prompt=prompt, generator=generators(batch), **call)
+    run, sigmas = found.run, found.sigmas
     if len(run.latents[0]) != len(batch):
         raise ProfileError(
             f"{len(batch)} prompts gave latents of a batch of {len(run.latents[0])}: "
@@ -153,5 +155,5 @@ def _profile_batch(
         )
     run = Trajectory(tuple(x.cpu() for x in run.latents), tuple(v.cpu() for v in run.outputs))
     what = fingerprint(pipe, sigmas=sigmas, latent_shape=run.latents[0].shape[1:])
-    first_order = nominal(pipe.scheduler)
-    return Profile(what, sigmas, first_order, profile_run(run), tuple(batch)), run
+    first_order, note = nominal(pipe.scheduler), note_first_steps(found.first_steps)
+    return Profile(what, sigmas, first_order, profile_run(run), tuple(batch), note), run

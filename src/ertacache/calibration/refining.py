@@ -19,6 +19,7 @@ from ertacache.core.plan import TrajectoryPlan
 from ertacache.core.search import spread_schedule
 from ertacache.core.solve import Fit, fit_plans
 from ertacache.core.solver import Trajectory
+from ertacache.formats.firststeps import read_first_steps
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import Profile, ProfiledPrompt
 from ertacache.integration import attach, record_run
@@ -109,7 +110,8 @@ def refine(
     half = len(reference.runs) // 2
     if half == 0:
         return policy
-    uniform = spread_schedule(policy.num_steps, len(policy.compute_steps), {0})
+    pinned = {0, *read_first_steps(profile.provenance)}
+    uniform = spread_schedule(policy.num_steps, len(policy.compute_steps), pinned)
     candidates = [(policy.compute_steps, fit) for fit in FITS]
     if uniform != policy.compute_steps:
         candidates.append((uniform, FITS[0]))

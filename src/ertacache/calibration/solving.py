@@ -20,6 +20,7 @@ from ertacache.core.rectify import profile_rectification
 from ertacache.core.solve import Fit
 from ertacache.core.threshold import pick_schedule, search_profile, sweep_profile
 from ertacache.core.timesteps import adjusted_sigmas, profile_step_scales
+from ertacache.formats.firststeps import note_first_steps, read_first_steps
 from ertacache.formats.policy import Policy, ValidationRow
 from ertacache.formats.profile import Profile
 
@@ -139,14 +140,17 @@ def solve_all(
     pinned: Iterable[int] = (),
     fit: Fit | None = None,
 ) -> Frontier:
-    """The frontier of a profile, started from the paper's schedules as well."""
+    """The frontier of a profile, started from the paper's schedules as well.
+
+    Besides ``pinned``, the first step of every network is computed.
+    """
     statistics = profile.statistics
     lambdas = sweep_profile(statistics.residual_l1, statistics.residual_norm)
     return solve_frontier(
         statistics,
         profile.nominal,
         budgets=budgets,
-        pinned=pinned,
+        pinned={*pinned, *read_first_steps(profile.provenance)},
         starts=sorted(set(lambdas.values())),
         fit=fit,
     )
@@ -163,6 +167,7 @@ def make_policy(
 ) -> Policy:
     """A policy for the run that was profiled."""
     origin = {"ertacache": ertacache.__version__, "prompts": str(profile.num_prompts)}
+    origin |= note_first_steps(read_first_steps(profile.provenance))
     return Policy(
         plan,
         profile.sigmas,

@@ -7,12 +7,13 @@ from ertacache.integration.attach import Handle, attach
 from ertacache.integration.errors import SchedulerError
 from ertacache.integration.fingerprints import fingerprint
 from ertacache.integration.probe import nominal
-from ertacache.integration.record import record_run
+from ertacache.integration.record import Recording, record, record_run
 from ertacache.integration.run import RunStats, Stats
 from ertacache.integration.tables import read_sigmas
 
 __all__ = [
     "Handle",
+    "Recording",
     "RunStats",
     "SchedulerError",
     "Stats",
@@ -20,5 +21,6 @@ __all__ = [
     "fingerprint",
     "nominal",
     "read_sigmas",
+    "record",
     "record_run",
 ]

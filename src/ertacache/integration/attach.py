@@ -94,7 +94,7 @@ class Handle:
         self._run = Run(
             policy.compute_steps,
             num_steps=policy.num_steps,
-            # A plan of trajectories was solved across the change of experts; the paper's was not.
+            # Coefficients of trajectories are for the planned outputs, and no other.
             per_module=policy.method == "paper",
             cache_device=cache_device,
             held=lambda: self._update.held(),

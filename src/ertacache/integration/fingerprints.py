@@ -41,7 +41,7 @@ __all__ = [
     "warn_of",
 ]
 
-DENOISERS = ("transformer", "transformer_2", "unet")
+DENOISERS = ("transformer", "transformer_2", "unconditional_transformer", "unet")
 _TOLD: set[tuple[object, ...]] = set()  # policies whose versions were told of, in this process
 _LOG = logging.getLogger(__name__)
 TABLE_TOLERANCE = 1e-4  # of the table's range: other hardware rounds, another shift is far above

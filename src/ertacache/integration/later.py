@@ -10,7 +10,7 @@ Schedules are not searched, so that solving takes a moment. Knows no pipeline an
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,9 +19,10 @@ from torch import Tensor
 from ertacache.core.frontier import choose_ridges
 from ertacache.core.gram import RunStatistics
 from ertacache.core.plan import TrajectoryPlan
+from ertacache.core.search import spread_schedule
 from ertacache.core.solve import Fit, fit_plans
-from ertacache.core.threshold import uniform_schedule
 from ertacache.formats.fingerprint import hash_sigmas
+from ertacache.formats.firststeps import read_first_steps
 from ertacache.formats.policy import Policy, PolicyError
 from ertacache.formats.profile import Profile
 
@@ -120,19 +121,29 @@ def _tolerance(dtype: str) -> float:
 
 
 def _schedules(policy: Policy, first: int) -> list[tuple[int, ...]]:
-    """The policy's own computed steps, as many as the budget asks for, and the even schedule."""
+    """The policy's own computed steps, as many as the budget asks for, and the even schedule.
+
+    In both, the first step of every network is computed.
+    """
     T = policy.num_steps - first  # noqa: N806
-    budget = budget_of(policy, T)
-    own = {0, *(k - first for k in policy.compute_steps if k > first)}
-    return sorted({_resize(sorted(own), budget, T), uniform_schedule(T, budget)})
+    begins = read_first_steps(policy.provenance)
+    pinned = {0, *(k - first for k in begins if first < k < policy.num_steps)}
+    budget = max(budget_of(policy, T), len(pinned))
+    own = pinned | {k - first for k in policy.compute_steps if k > first}
+    resized = _resize(sorted(own), budget, T, pinned=pinned)
+    return sorted({resized, spread_schedule(T, budget, pinned)})
 
 
-def _resize(steps: Sequence[int], budget: int, num_steps: int) -> tuple[int, ...]:
+def _resize(
+    steps: Sequence[int], budget: int, num_steps: int, *, pinned: Collection[int] = (0,)
+) -> tuple[int, ...]:
     """Add steps in the middle of the widest gaps, or leave out those that cost the least.
 
     Example:
         >>> _resize([0, 1, 2, 6], 5, 10), _resize([0, 1, 2, 6], 3, 10)
         ((0, 1, 2, 4, 6), (0, 2, 6))
+        >>> _resize([0, 1, 2, 6], 3, 10, pinned={0, 1})
+        (0, 1, 6)
     """
     chosen = list(steps)
     while len(chosen) < budget:
@@ -141,5 +152,6 @@ def _resize(steps: Sequence[int], budget: int, num_steps: int) -> tuple[int, ...
         chosen = sorted([*chosen, gap // 2 - at])
     while len(chosen) > budget:
         around = zip(chosen, [*chosen[2:], num_steps], chosen[1:], strict=False)
-        chosen.remove(min((after - before, step) for before, after, step in around)[1])
+        free = ((after - before, step) for before, after, step in around if step not in pinned)
+        chosen.remove(min(free)[1])
     return tuple(chosen)

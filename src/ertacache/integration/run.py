@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ertacache.formats.policy import PolicyError
+
 __all__ = ["Run", "RunStats", "Stats", "held_bytes", "move"]
 
 
@@ -84,7 +86,8 @@ class Run:
         Args:
             compute_steps: the steps on which the network is to run.
             num_steps: number of steps T.
-            per_module: whether an output may be reused for the module that made it only.
+            per_module: whether a step that is to be reused, but goes to another module than the
+                one that ran last, is computed instead; otherwise it is an error.
             cache_device: where remembered outputs are kept; None leaves them where they are.
             held: the tensors that the method remembers, for the count of bytes.
             check: called with the step before its first call of the network, and with None before
@@ -144,8 +147,14 @@ class Run:
         return self.calls - 1
 
     def _decide(self, module: nn.Module) -> None:
-        stranger = self._per_module and self._owner is not module
-        self.reusing = self.step not in self._computed and not stranger
+        stranger, planned = self._owner is not module, self.step in self._computed
+        if stranger and not planned and not self._per_module:
+            raise PolicyError(
+                f"the pipeline goes on with another network at step {self.step}, which the policy "
+                "reuses, but a network has to begin with a computed step: calibrate again, or "
+                f"solve the profile with pinned=[{self.step}]"
+            )
+        self.reusing = not planned and not stranger
         if not self.reusing:
             self._owner, self._outputs = module, {}
 

@@ -39,11 +39,14 @@ def read_sigmas(scheduler: Scheduler) -> Tensor:
         alphas = _alphas_cumprod(scheduler)[scheduler.timesteps.to("cpu", torch.int64)]
         sigmas = _noise_share(torch.cat([alphas, alphas.new_tensor([final_alpha(scheduler)])]))
     else:
-        raise SchedulerError(f"{type(scheduler).__name__} has no table of noise levels")
+        raise SchedulerError(
+            f"{type(scheduler).__name__} has no table of noise levels, which every policy follows: "
+            "use a scheduler with sigmas or alphas_cumprod, such as DDIMScheduler"
+        )
     if len(sigmas) != len(scheduler.timesteps) + 1 or bool((sigmas.diff() >= 0).any()):
         raise SchedulerError(
             f"the noise levels of {type(scheduler).__name__} do not descend at every step: "
-            "choose another timestep_spacing or final_sigmas_type"
+            "choose another timestep_spacing or final_sigmas_type, or DDIMScheduler"
         )
     return sigmas
 

@@ -1,0 +1,160 @@
+"""What every row of the matrix has to hold, one function per sentence of the page.
+
+The command and the tests run the same functions; a row is green when none of them raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ertacache.core.plan import TrajectoryPlan
+from ertacache.core.sampler import combine, run_trajectory
+from ertacache.core.solver import Trajectory
+from ertacache.formats.policy import Policy, PolicyError
+from ertacache.integration import attach, fingerprint, nominal, record_run
+from ertacache.integration.compat import keeps_history
+from ertacache.integration.fingerprints import find_denoisers
+from tests.compatibility.rows import COMPUTED, STEPS, Row
+from tests.compatibility.watching import Calls, Seen, counted, led, watched
+from tests.integration.setting import paper_plan, trajectory_plan
+
+# Of the largest number: ``add(v, alpha=a)`` rounds once, a scheduler's product and sum twice.
+ROUNDING = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A pipeline and its untouched run."""
+
+    row: Row
+    pipe: Any
+    run: Trajectory
+    sigmas: Tensor
+    update: Tensor
+    result: Tensor
+    calls: Calls
+    attributes: list[set[str]]
+
+    @cached_property
+    def plan(self) -> TrajectoryPlan:
+        return trajectory_plan(self.update, COMPUTED)
+
+    @cached_property
+    def attached(self) -> tuple[Tensor, Seen]:
+        return self.follow(self.plan)
+
+    def follow(self, plan: Any) -> tuple[Tensor, Seen]:
+        """What a run with a policy attached returns, and what was seen of it."""
+        shape, seen = self.run.latents[0].shape[1:], Seen()
+        facts = fingerprint(self.pipe, sigmas=self.sigmas, latent_shape=shape)
+        with (
+            counted(self.pipe, seen),
+            attach(self.pipe, Policy(plan, self.sigmas, fingerprint=facts)),
+            watched(self.pipe, seen),
+        ):
+            return self.row.generate(self.pipe), seen
+
+
+def make_subject(row: Row) -> Subject:
+    pipe, seen = row.build(), Seen()
+    run, sigmas = record_run(pipe, **row.arguments())
+    update = nominal(pipe.scheduler)
+    with counted(pipe, seen), watched(pipe, seen):
+        result = row.generate(pipe)
+    return Subject(row, pipe, run, sigmas, update, result, seen.calls, attributes(pipe))
+
+
+def attributes(pipe: Any) -> list[set[str]]:
+    """The names on everything that a policy touches; a first run adds some of its own."""
+    return [set(vars(part)) for part in (pipe, pipe.scheduler, *find_denoisers(pipe).values())]
+
+
+def check_calls(subject: Subject) -> None:
+    """Each network runs on the computed steps only, there as often as it does untouched."""
+    _, seen = subject.attached
+    assert seen.calls == [call for call in subject.calls if call[0] in COMPUTED]
+    for name in find_denoisers(subject.pipe):
+        first = next(call for call in subject.calls if call[1] == name)
+        assert first in seen.calls, "an expert begins with a reused step"
+
+
+def check_result(subject: Subject) -> None:
+    """The result is finite, not the untouched one, and the same when run again."""
+    result, _ = subject.attached
+    assert bool(torch.isfinite(result).all())
+    assert not torch.equal(result, subject.result)
+    assert torch.equal(subject.follow(subject.plan)[0], result)
+
+
+def check_definition(subject: Subject) -> None:
+    """Every latent is that of ``core.sampler`` over the untouched pipeline, to the bit."""
+    _, seen = subject.attached
+    untouched = led(subject.pipe, seen, lambda: subject.row.generate(subject.pipe))
+    asked = {k: untouched.outputs[k] for k in COMPUTED}
+    assert all(torch.equal(seen.outputs[k], v) for k, v in asked.items())
+    if subject.row.blends:
+        check_steps(subject, seen, asked)
+        return
+    outputs = iter(asked.values())
+    reference = run_trajectory(
+        lambda x, sigma: next(outputs),
+        subject.run.latents[0],
+        sigmas=subject.sigmas,
+        plan=subject.plan,
+    )
+    reached = [*seen.samples, seen.results[-1]]
+    assert all(map(torch.equal, reached, reference.latents))
+
+
+def check_steps(subject: Subject, seen: Seen, asked: dict[int, Tensor]) -> None:
+    """Step by step, for a pipeline that changes the latent between them."""
+    plan, past = subject.plan, list[Tensor]()
+    rows = torch.cat([plan.latent[:, None], plan.outputs], dim=1).tolist()
+    assert torch.equal(seen.samples[0], subject.run.latents[0])
+    for k, x in enumerate(seen.samples):
+        past = [asked[k], *past][: plan.history] if k in asked else past
+        assert torch.equal(seen.results[k], combine(x, past, rows[k]))
+
+
+def check_all_computed(subject: Subject) -> None:
+    """With every step computed the result is the untouched one."""
+    every = range(STEPS)
+    stock = paper_plan(subject.sigmas, every, scale=1.0, rectified=False)
+    result, seen = subject.follow(stock)
+    assert torch.equal(result, subject.result)
+    assert seen.calls == subject.calls
+    if not keeps_history(subject.pipe.scheduler):
+        own = TrajectoryPlan(tuple(every), subject.update[:, 0], subject.update[:, 1:])
+        result, _ = subject.follow(own)
+        size = max(1.0, float(subject.result.abs().max()))
+        torch.testing.assert_close(result, subject.result, rtol=0, atol=ROUNDING * size)
+
+
+def check_detached(subject: Subject) -> None:
+    """After ``detach`` nothing is left, and the result is the untouched one to the bit."""
+    assert subject.attached
+    assert attributes(subject.pipe) == subject.attributes
+    assert torch.equal(subject.row.generate(subject.pipe), subject.result)
+
+
+CHECKS: tuple[Callable[[Subject], None], ...] = (
+    check_calls,
+    check_result,
+    check_definition,
+    check_all_computed,
+    check_detached,
+)
+
+
+def refusal(row: Row) -> str:
+    """The sentence with which a pipeline is refused."""
+    with pytest.raises(PolicyError, match=row.refused) as caught:
+        record_run(row.build(), **row.arguments())
+    return str(caught.value)
