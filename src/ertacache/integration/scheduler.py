@@ -127,7 +127,8 @@ class SchedulerPatch:
 
     def _make_step(self, on_step: Callable[[StepCall], Any]) -> MethodType:
         mine, original = self._scheduler, self._scheduler.step
-        signature = inspect.signature(original)
+        # The class's own: a method that someone put on the instance may take anything.
+        signature = inspect.signature(MethodType(type(mine).step, mine))
 
         @functools.wraps(type(mine).step)
         def step(self: Scheduler, *args: Any, **kwargs: Any) -> Any:
