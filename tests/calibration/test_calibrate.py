@@ -132,3 +132,26 @@ def test_the_verdict() -> None:
     worse = pays([row("policy", 29.0), row("plain reuse", 28.0), row("fewer steps", 30.0)])
     assert worse is not None
     assert worse.startswith("not worth it: fewer steps is closer to the full run, 30.0 dB")
+
+
+def test_a_few_steps_are_not_worth_it() -> None:
+    """As of a distilled model, each of whose few steps says something of its own."""
+    pipe = tiny.CASES["flux"].build()
+
+    def surprise(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        seed = int(1000 * float(kwargs["timestep"].flatten()[0]))
+        noise = torch.randn(16, generator=torch.Generator().manual_seed(seed))
+        return (output[0] * noise,)
+
+    network = pipe.transformer
+    hook = network.proj_out.register_forward_hook  # below what is attached, which is on the whole
+    del hook
+    inner = network.forward
+    network.forward = lambda *args, **kwargs: surprise(network, args, kwargs, inner(*args, **kwargs))
+    call = tiny.CASES["flux"].arguments | {"num_inference_steps": 4, "max_sequence_length": 8}
+    prompts = ["a red circle", "a blue square", "a red square", "a blue circle moving left"]
+    policy = calibrate(pipe, prompts[:3], heldout=prompts[3:], speedup=2.0, batch_size=3, **call)
+    ours, *others = policy.validation
+    verdict = pays(policy.validation)
+    assert verdict is not None
+    assert verdict.startswith("not worth it: ")

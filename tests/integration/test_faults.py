@@ -20,7 +20,6 @@ from ertacache.integration import attach, nominal
 from tests.integration.sampling import DETERMINISTIC, Field, Sampling, make
 from tests.integration.setting import Setting, paper_plan, trajectory_plan
 
-
 ENOUGH = 90  # touches of each of the five tests below, which are 300 and more together
 
 
