@@ -102,6 +102,17 @@ def test_every_page_is_in_the_navigation() -> None:
     assert all(f": {page}" in navigation for page in pages)
 
 
+def test_every_answer_names_tests_that_exist() -> None:
+    page = text_of("docs/faq.md")
+    questions = re.findall(r"^\*\*.*?(?=\n\n|\Z)", page, re.S | re.M)
+    assert len(questions) >= 15
+    for question in questions:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", question)
+        assert named, f"no test holds: {question}"
+        for path, name in named:
+            assert f"\ndef {name}(" in text_of(path), f"{path} has no {name}"
+
+
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_the_figures_of_the_models_are_the_results_file(name: str) -> None:
     row = json.loads((RESULTS / "models.json").read_text())[name]

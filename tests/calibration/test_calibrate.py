@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from ertacache.calibration import calibrate, pays
 from ertacache.calibration.profiling import generators, number_runs
@@ -132,3 +134,26 @@ def test_the_verdict() -> None:
     worse = pays([row("policy", 29.0), row("plain reuse", 28.0), row("fewer steps", 30.0)])
     assert worse is not None
     assert worse.startswith("not worth it: fewer steps is closer to the full run, 30.0 dB")
+    other = pays([row("policy", 19.9), row("fewer steps", 15.0)])
+    assert other is not None
+    assert other.startswith(
+        "not worth it: 10 computed steps give another picture, 19.9 dB to the full run at 2.00"
+    )
+
+
+@pytest.mark.parametrize("steps", [4, 8])
+def test_a_few_steps_are_not_worth_it(
+    pipe: Any, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a distilled model, each of whose steps says something of its own."""
+
+    def distilled(*, hidden_states: Tensor, **_: Any) -> tuple[Tensor]:
+        return (6 * torch.sin(1000 * hidden_states),)
+
+    monkeypatch.setattr(pipe.transformer, "forward", distilled)
+    call = CALL | {"num_inference_steps": steps}
+    policy = calibrate(pipe, PROMPTS[:3], heldout=HELDOUT[:2], speedup=2.0, batch_size=3, **call)
+    verdict = pays(policy.validation)
+    assert policy.validation[0].psnr < 16
+    assert verdict is not None
+    assert re.match(r"not worth it: .*\d", verdict)  # with the figures

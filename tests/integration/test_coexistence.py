@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import accelerate
 import accelerate.hooks
 import pytest
 import torch
 from diffusers.hooks import HookRegistry, ModelHook
+from diffusers.models.attention_dispatch import attention_backend
 from torch import nn
 
 from ertacache.integration import attach
@@ -79,6 +81,72 @@ def test_offloading_between_runs(flux: Setting, offload_first: bool) -> None:
     assert network.forward.__func__ is type(network).forward  # nothing of ours is underneath
 
 
+def offload(pipe: Any, kind: str) -> None:
+    """Without an accelerator weights move from the CPU to the CPU, through the same hooks."""
+    device = torch.device("cpu")
+    if kind == "model":
+        pipe.enable_model_cpu_offload(device=device)
+    elif kind == "sequential":
+        # What enable_sequential_cpu_offload does, which asks for a device with a number.
+        accelerate.cpu_offload(pipe.transformer, device)
+    else:
+        pipe.enable_group_offload(device, offload_type=kind, num_blocks_per_group=1)
+
+
+@pytest.mark.parametrize("kind", ["model", "sequential", "block_level", "leaf_level"])
+@pytest.mark.parametrize("offload_first", [True, False])
+def test_offloading_by_the_pipeline(flux: Setting, kind: str, offload_first: bool) -> None:
+    """Before or after attach, run after run, and still there when the policy is gone."""
+    pipe, policy = CASES["flux"].build(), flux.trajectory_policy()
+    with attach(flux.pipe, policy):
+        expected = flux.generate()
+    if offload_first:
+        offload(pipe, kind)
+    with attach(pipe, policy) as handle:
+        if not offload_first:
+            offload(pipe, kind)
+        for _ in range(2):
+            assert torch.equal(generate(pipe, flux.case), expected)
+        assert handle.stats.total.computed_steps == 2 * len(COMPUTED)
+    for _ in range(2):
+        assert torch.equal(generate(pipe, flux.case), flux.run.latents[-1])
+    network = pipe.transformer
+    kept = {"model": "_hf_hook", "sequential": "_hf_hook"}.get(kind, "_diffusers_hook")
+    assert hasattr(network, kept)
+    if kind == "sequential":
+        assert {weight.device.type for weight in network.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("how", ["module", "wrapper", "blocks"])
+def test_nothing_is_compiled_again(flux: Setting, how: str) -> None:
+    """One run compiles; its reused steps, more runs and other seeds add nothing."""
+    pipe, policy = CASES["flux"].build(), flux.trajectory_policy()
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    if how == "wrapper":  # replaces the network, so it comes first
+        compile_network(pipe, how)
+    with attach(pipe, policy) as handle:
+        if how != "wrapper":
+            compile_network(pipe, how)
+        graphs = []
+        for seed in range(3):
+            generate(pipe, flux.case, seed=seed)
+            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        assert handle.stats.total.computed_steps == 3 * len(COMPUTED)
+    torch.compiler.reset()
+    assert graphs[0] > 0
+    assert graphs == 3 * graphs[:1]
+
+
+def compile_network(pipe: Any, how: str, backend: Any = "eager") -> None:
+    if how == "module":
+        pipe.transformer.compile(backend=backend)
+    elif how == "wrapper":
+        pipe.transformer = torch.compile(pipe.transformer, backend=backend)
+    else:
+        pipe.transformer.compile_repeated_blocks(backend=backend, fullgraph=True)
+
+
 @pytest.mark.parametrize("how", ["module", "wrapper", "blocks"])
 def test_compiled_network(flux: Setting, how: str) -> None:
     """The network stays compiled under the hook, and the steps are the plan's."""
@@ -94,14 +162,64 @@ def test_compiled_network(flux: Setting, how: str) -> None:
 
         return run
 
-    if how == "module":
-        pipe.transformer.compile(backend=backend)
-    elif how == "wrapper":
-        pipe.transformer = torch.compile(pipe.transformer, backend=backend)
-    else:
-        pipe.transformer.compile_repeated_blocks(backend=backend, fullgraph=True)
+    compile_network(pipe, how, backend)
     with attach(pipe, policy) as handle:
         torch.testing.assert_close(generate(pipe, flux.case), expected, rtol=1e-4, atol=1e-4)
     assert handle.stats.last.computed_steps == len(COMPUTED)
     assert len(ran) >= len(COMPUTED)
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize("when", ["before", "after", "within"])
+def test_attention_backends(flux: Setting, when: str) -> None:
+    pipe, policy = CASES["flux"].build(), flux.trajectory_policy()
+    with attach(flux.pipe, policy):
+        expected = flux.generate()
+    if when == "before":
+        pipe.transformer.set_attention_backend("_native_math")
+    with attach(pipe, policy) as handle:
+        if when == "after":
+            pipe.transformer.set_attention_backend("_native_math")
+        if when == "within":
+            with attention_backend("_native_math"):
+                result = generate(pipe, flux.case)
+        else:
+            result = generate(pipe, flux.case)
+    torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-3)
+    assert handle.stats.last.computed_steps == len(COMPUTED)
+    pipe.transformer.set_attention_backend("native")  # also for the rest of the process
+    assert torch.equal(generate(pipe, flux.case), flux.run.latents[-1])
+
+
+class Adapted(nn.Module):
+    """A layer with a low-rank matrix beside it, as adapters put it in the layer's place."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(5)
+        self.layer = layer
+        self.down = nn.Parameter(torch.randn(2, layer.in_features, generator=generator))
+        self.up = nn.Parameter(torch.randn(layer.out_features, 2, generator=generator))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.layer(x) + x @ self.down.T @ self.up.T
+        return output
+
+
+def test_adapters_come_and_go(flux: Setting) -> None:
+    """Loaded before or after attach it is the same; unloaded, the pictures are as before."""
+    pipe, policy = CASES["flux"].build(), flux.trajectory_policy()
+    network, layer = pipe.transformer, pipe.transformer.x_embedder
+    network.x_embedder = Adapted(layer)
+    untouched = generate(pipe, flux.case)
+    with attach(pipe, policy) as handle:
+        adapted = generate(pipe, flux.case)
+        network.x_embedder = layer
+        plain = generate(pipe, flux.case)
+        network.x_embedder = Adapted(layer)
+        assert torch.equal(generate(pipe, flux.case), adapted)
+        assert handle.stats.total.computed_steps == 3 * len(COMPUTED)
+    assert torch.equal(generate(pipe, flux.case), untouched)
+    with attach(flux.pipe, policy):
+        assert torch.equal(flux.generate(), plain)
+    assert not torch.equal(adapted, plain)

@@ -175,11 +175,12 @@ def test_all_steps_computed_with_the_nominal_update_is_the_untouched_run(setting
     torch.testing.assert_close(result, setting.run.latents[-1], rtol=0, atol=1e-4)
 
 
-def test_half_precision_is_summed_in_single(flux: Setting) -> None:
-    pipe = CASES["flux"].build().to(torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_summed_in_single(flux: Setting, dtype: torch.dtype) -> None:
+    pipe = CASES["flux"].build().to(dtype)
     policy = flux.trajectory_policy()
     assert isinstance(policy.plan, TrajectoryPlan)
-    with pytest.warns(UserWarning, match="dtype is 'bfloat16', was 'float32'"):
+    with pytest.warns(UserWarning, match=r"dtype is '\w+16', was 'float32'"):
         handle = attach(pipe, policy)
     with handle, watch_steps(pipe) as seen:
         result = generate(pipe, flux.case)
@@ -187,6 +188,6 @@ def test_half_precision_is_summed_in_single(flux: Setting) -> None:
     past: list[Tensor] = []
     for k, (x, v) in enumerate(zip(seen.samples, seen.outputs, strict=True)):
         past = [v, *past][:3] if k in COMPUTED else past
-        expected = combine(x.float(), [v.float() for v in past], rows[k]).bfloat16()
+        expected = combine(x.float(), [v.float() for v in past], rows[k]).to(dtype)
         assert torch.equal(seen.results[k][0], expected)
-    assert result.dtype == torch.bfloat16
+    assert result.dtype == dtype

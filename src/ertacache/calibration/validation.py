@@ -43,6 +43,7 @@ __all__ = [
 MIN_PSNR = "min psnr"
 """Key of the wished PSNR in a policy's provenance."""
 
+ANOTHER_PICTURE = 20.0  # dB below which a result is no longer the picture of the full run
 IDENTICAL = 100.0  # dB that an identical picture counts for in a mean
 
 
@@ -188,6 +189,12 @@ def pays(rows: Sequence[ValidationRow]) -> str | None:
         return (
             f"not worth it: {best.method} is closer to the full run, "
             f"{best.psnr:.1f} dB against {policy.psnr:.1f}"
+        )
+    if policy.psnr < ANOTHER_PICTURE:
+        return (
+            f"not worth it: {policy.computed_steps} computed steps give another picture, "
+            f"{policy.psnr:.1f} dB to the full run at {policy.speedup:.2f} times its speed: "
+            "compute more of them; of the few steps of a distilled model every one is needed"
         )
     return None
 

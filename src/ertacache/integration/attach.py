@@ -6,6 +6,7 @@ Brings the parts together; how a step is decided, computed and reused is theirs 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
@@ -24,11 +25,12 @@ from ertacache.integration.fingerprints import (
     run_differences,
     warn_of,
 )
+from ertacache.integration.guards import Guards
 from ertacache.integration.parts import Parts, find_step
 from ertacache.integration.probe import check_deterministic
 from ertacache.integration.run import Run, Stats
 from ertacache.integration.scheduler import SchedulerPatch, StepCall, check_plain
-from ertacache.integration.updates import Update
+from ertacache.integration.updates import Update, check_fits
 
 __all__ = ["Handle", "attach"]
 
@@ -100,16 +102,18 @@ class Handle:
             held=lambda: self._update.held(),
             check=self._check_call,
         )
-        self._warned = False
+        self._warned = self._stock = False
+        self._guards = Guards()
         self._seats: list[HookSeat] = []
         self._undo = ExitStack()
         with ExitStack() as undo:
             patch = SchedulerPatch(self._scheduler, on_start=self._on_start, on_step=self._on_step)
+            undo.callback(self._guards.report)
             undo.callback(patch.remove)
             undo.callback(self._close)
             undo.callback(LoopSeat(pipe, on_begin=self._loop_end).remove)
             for module in denoisers.values():
-                seat = HookSeat(module, DenoiserHook(self._run, abort=self._close))
+                seat = HookSeat(module, DenoiserHook(self._run, abort=self._fail))
                 undo.callback(seat.remove)
                 self._seats.append(seat)
             self._undo = undo.pop_all()
@@ -121,7 +125,9 @@ class Handle:
 
     @property
     def stats(self) -> Stats:
-        """What the runs did so far."""
+        """What the runs did so far; waits for the device if a run has just ended."""
+        if self._run.step is None:
+            self._guards.report()
         return self._run.stats
 
     def detach(self) -> None:
@@ -143,10 +149,12 @@ class Handle:
 
     def _on_start(self) -> None:
         self._close(restore=False)
+        self._guards.report()
         self._first = check_run(self._scheduler, self._policy, model=model_name(self._pipe))
         for seat in self._seats:
             seat.ensure()
         self._follow(self._first, begin=0)
+        self._stock = False
         self._run.start()
 
     def _follow(self, first: int, *, begin: int) -> None:
@@ -162,8 +170,13 @@ class Handle:
 
         def end() -> None:
             # Bars inside of a loop mean nothing, and a later run may have begun since.
-            if self._run.number == number and not inner:
-                self._close()
+            if self._run.number != number or inner:
+                return
+            self._close()
+            if sys.exc_info()[0] is None:
+                self._guards.report()
+            else:
+                self._guards.forget()
 
         return end
 
@@ -173,14 +186,31 @@ class Handle:
             return call.stock()
         try:
             self._check_step(step, call)
-            result = self._update.step(step, call, computed=not self._run.reusing)
+            result = self._take(step, call)
             finished = self._run.advance()
         except BaseException:
-            self._close()
+            self._fail()
             raise
         if finished:
+            self._guards.watch_latent(result[0])
             self._close()
         return result
+
+    def _take(self, step: int, call: StepCall) -> Any:
+        computed = not self._run.reusing
+        if computed:
+            self._guards.watch_output(step, call.model_output)
+        return call.stock() if self._stock else self._update.step(step, call, computed=computed)
+
+    def _leave(self) -> None:
+        """Follow the plan no longer: what it remembers does not fit the latent."""
+        self._run.compute_rest()
+        # The paper's plan goes on with its table; the other takes no step without its history.
+        self._stock = self._policy.method == "trajectory"
+
+    def _fail(self) -> None:
+        self._guards.forget()
+        self._close()
 
     def _close(self, *, restore: bool = True) -> None:
         self._run.close()
@@ -206,9 +236,22 @@ class Handle:
             )
         if step == 0:
             self._check_first_step(call)
+        else:
+            self._check_later_step(step, call)
+
+    def _check_later_step(self, step: int, call: StepCall) -> None:
+        held = next(iter(self._update.held()), call.sample)
+        if held.shape != call.sample.shape and not self._stock:
+            self._guards.tell_shape(step, now=call.sample.shape, before=held.shape)
+            self._leave()
+        elif self._run.reshaped:
+            self._guards.tell_input(step)
+        elif self._run.reusing and self._run.calls != self._run.expected:
+            self._guards.tell_calls(step, now=self._run.calls, before=self._run.expected)
 
     def _check_first_step(self, call: StepCall) -> None:
         check_plain(call, self._scheduler)
+        check_fits(self._policy.plan, call.sample)
         # Schedulers that were not told where to begin look the timestep up as well.
         if begin_index(self._scheduler) is None:
             table = self._scheduler.timesteps

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 __all__ = [
     "HOOK",
+    "GoneHook",
     "HookSeat",
     "LoopSeat",
     "ModelHook",
@@ -56,14 +57,47 @@ class Pipeline(Protocol):
         ...
 
 
+class GoneHook(ModelHook):
+    """What a copy of an attached module has in the place of our hook; it is never called."""
+
+    def __init__(self) -> None:
+        """Do nothing."""
+        super().__init__()  # type: ignore[no-untyped-call]
+
+
 def check_free(module: nn.Module) -> None:
     """Raise if a hook of ours is on the module."""
     registry: Any = vars(module).get("_diffusers_hook")
-    if registry is not None and HOOK in registry.hooks:
+    hook = None if registry is None else registry.hooks.get(HOOK)
+    if isinstance(hook, GoneHook):
+        _forget(registry)
+    elif hook is not None:
         raise RuntimeError(
             f"ertacache is already attached to this {type(module).__name__}: "
             "call detach() on the first handle"
         )
+
+
+def _forget(registry: Any) -> None:
+    """Strike our hook off a registry, without touching the chain of forwards."""
+    place = registry._hook_order.index(HOOK)
+    del registry.hooks[HOOK]
+    registry._hook_order.pop(place)
+    registry._fn_refs.pop(place)
+
+
+class _Forward:
+    """A hooked ``forward``; a copy of the module gets what was below, bound to itself."""
+
+    def __init__(self, hooked: Callable[..., Any], hook: ModelHook) -> None:
+        functools.update_wrapper(self, hooked)
+        self._hooked, self._hook = hooked, hook
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._hooked(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self._hook.fn_ref.original_forward, memo)
 
 
 class HookSeat:
@@ -81,22 +115,23 @@ class HookSeat:
 
     def _register(self) -> None:
         self._registry.register_hook(self._hook, HOOK)
-        self._forward = self._module.forward
+        self._forward = _Forward(self._module.forward, self._hook)
+        self._module.forward = self._forward
 
     def ensure(self) -> None:
         """Register again if something removed the hook, as offloading does after each run."""
         if not self._in_chain():
-            self._forget()
+            _forget(self._registry)
             self._register()
 
     def remove(self) -> None:
         """Take the hook away, whatever was put above or below it since."""
         below = self._hook.fn_ref.original_forward
         if not self._in_chain():
-            self._forget()
+            _forget(self._registry)
         elif vars(self._module).get("_old_forward") is self._forward:  # accelerate sits above
             self._module._old_forward = below
-            self._forget()
+            _forget(self._registry)
         else:
             self._remove_from_registry()
         self._tidy()
@@ -117,12 +152,6 @@ class HookSeat:
                 return True
             forward = getattr(forward, "__wrapped__", None)
         return False
-
-    def _forget(self) -> None:
-        place = self._registry._hook_order.index(HOOK)
-        del self._registry.hooks[HOOK]
-        self._registry._hook_order.pop(place)
-        self._registry._fn_refs.pop(place)
 
     def _tidy(self) -> None:
         if self._registry.hooks:
@@ -163,8 +192,11 @@ class LoopSeat:
 
             def end(*args: Any, **kwargs: Any) -> Any:
                 vars(bar).pop("close", None)  # once, and the bar can be freed
-                on_close()
-                return bar.close(*args, **kwargs)
+                try:
+                    on_close()
+                finally:
+                    result = bar.close(*args, **kwargs)
+                return result
 
             bar.close = end
             return bar

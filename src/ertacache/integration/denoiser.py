@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ertacache.integration.compat import ModelHook
-from ertacache.integration.run import Run
+from ertacache.integration.compat import GoneHook, ModelHook
+from ertacache.integration.run import Run, input_shapes
 
 __all__ = ["DenoiserHook"]
 
@@ -26,6 +26,10 @@ class DenoiserHook(ModelHook):
         super().__init__()  # type: ignore[no-untyped-call]
         self._run, self._abort = run, abort
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelHook:
+        """Copies of a network are not attached."""
+        return GoneHook()
+
     # Not traced itself, so that counters do not become constants; the network below still is.
     @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call, untyped-decorator]
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -33,15 +37,14 @@ class DenoiserHook(ModelHook):
         forward: Any = self.fn_ref.original_forward
         run = self._run
         try:
-            call = run.enter(module)
+            call = run.enter(module, input_shapes(args, kwargs))
             if call is None:
                 return forward(*args, **kwargs)
             if run.has(call):
                 return run.replay(call)
             begin = perf_counter()
             output = forward(*args, **kwargs)
-            run.remember(call, output, seconds=perf_counter() - begin)
+            return run.remember(call, output, seconds=perf_counter() - begin)
         except BaseException:
             self._abort()
             raise
-        return output

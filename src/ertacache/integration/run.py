@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from ertacache.formats.policy import PolicyError
 
-__all__ = ["Run", "RunStats", "Stats", "held_bytes", "move"]
+__all__ = ["Run", "RunStats", "Stats", "held_bytes", "input_shapes", "move"]
+
+Shapes = tuple[torch.Size, ...]
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,8 @@ class RunStats:
     """What one run, or all of them together, did.
 
     Attributes:
-        computed_steps: steps on which the network ran.
-        reused_steps: steps on which it did not.
+        computed_steps: steps on which the network ran, for all calls that the step made.
+        reused_steps: the others.
         denoiser_calls: calls of the network, several per step with sequential guidance.
         denoiser_seconds: host time in the network; on an accelerator that runs asynchronously, the
             time it took to hand the work over.
@@ -96,6 +98,8 @@ class Run:
         self.step: int | None = None
         self.reusing = False
         self.calls = 0  # in the present step
+        self.expected = 0  # calls of the last computed step
+        self.reshaped = False  # the present step's input is not what was remembered
         self._computed = frozenset(compute_steps)
         self._num_steps = num_steps
         self._per_module = per_module
@@ -104,6 +108,8 @@ class Run:
         self._check = check
         self._owner: nn.Module | None = None
         self._outputs: dict[int, Any] = {}
+        self._shapes: Shapes = ()
+        self._fresh = 0  # calls of the present step that were computed
         self._origin: torch.device | None = None
         self._runs, self._last, self._before = 0, RunStats(), RunStats()
 
@@ -122,31 +128,41 @@ class Run:
         """Take another plan, before the first call of a run or after it, which is computed."""
         self._computed, self._num_steps = frozenset(compute_steps), num_steps
 
+    def compute_rest(self) -> None:
+        """Compute the present step, whose output is fresh, and all that follow."""
+        self._computed, self.reusing = frozenset(range(self._num_steps)), False
+
     def start(self) -> None:
         """Begin a run, whatever became of the one before."""
         self.close()
         self._before += self._last
         self._runs, self._last = self._runs + 1, RunStats()
-        self.step, self.calls = 0, 0
+        self.step, self.calls, self.expected = 0, 0, 0
 
     def close(self) -> None:
         """End the run, complete or not, and let go of what it remembers of the network."""
         self._count_bytes()
         self.step, self.reusing, self.calls = None, False, 0
-        self._owner, self._outputs = None, {}
+        self._fresh, self.reshaped = 0, False
+        self._owner, self._outputs, self._shapes = None, {}, ()
 
-    def enter(self, module: nn.Module) -> int | None:
-        """Return the number of this call of the network within its step; None outside a run."""
+    def enter(self, module: nn.Module, shapes: Shapes = ()) -> int | None:
+        """Return the number of this call of the network within its step; None outside a run.
+
+        Args:
+            module: the network.
+            shapes: of its input; what was said to an input of another shape is not reused.
+        """
         if self.calls == 0:
             self._check(self.step)
         if self.step is None:
             return None
         if self.calls == 0:
-            self._decide(module)
+            self._decide(module, shapes)
         self.calls += 1
         return self.calls - 1
 
-    def _decide(self, module: nn.Module) -> None:
+    def _decide(self, module: nn.Module, shapes: Shapes) -> None:
         stranger, planned = self._owner is not module, self.step in self._computed
         if stranger and not planned and not self._per_module:
             raise PolicyError(
@@ -155,8 +171,9 @@ class Run:
                 f"solve the profile with pinned=[{self.step}]"
             )
         self.reusing = not planned and not stranger
-        if not self.reusing:
-            self._owner, self._outputs = module, {}
+        self.reshaped = self.reusing and shapes != self._shapes
+        if not self.reusing or self.reshaped:
+            self._owner, self._outputs, self._shapes = module, {}, shapes
 
     def has(self, call: int) -> bool:
         """Tell whether the present step reuses, and an output of this call is there."""
@@ -167,28 +184,36 @@ class Run:
         output = self._outputs[call]
         return output if self._origin is None else move(output, self._origin)
 
-    def remember(self, call: int, output: Any, *, seconds: float) -> None:
-        """Keep the output of a call that was computed."""
+    def remember(self, call: int, output: Any, *, seconds: float) -> Any:
+        """Keep the output of a call that was computed, and return it in memory of its own.
+
+        A network may give its outputs in memory that its next call writes to, as CUDA graphs do.
+        """
+        self._fresh += 1
+        output = _map(output, Tensor.clone)
+        self._outputs[call] = output
         if self._device is not None:
             self._origin = next((tensor.device for tensor in _tensors(output)), None)
-            output = move(output, self._device)
-        self._outputs[call] = output
+            self._outputs[call] = move(output, self._device)
         self._last = replace(
             self._last,
             denoiser_calls=self._last.denoiser_calls + 1,
             denoiser_seconds=self._last.denoiser_seconds + seconds,
         )
+        return output
 
     def advance(self) -> bool:
         """Go to the next step; return whether there is none."""
         if self.step is None:
             raise RuntimeError("no run to advance")
         done = self._last
-        if self.reusing:
-            self._last = replace(done, reused_steps=done.reused_steps + 1)
-        else:
+        if not self.reusing or self._fresh == self.calls:
             self._last = replace(done, computed_steps=done.computed_steps + 1)
+            self.expected = self.calls
+        else:
+            self._last = replace(done, reused_steps=done.reused_steps + 1)
         self.step, self.calls, self.reusing = self.step + 1, 0, False
+        self._fresh, self.reshaped = 0, False
         return self.step == self._num_steps
 
     def _count_bytes(self) -> None:
@@ -199,14 +224,32 @@ class Run:
             self._last = replace(self._last, cached_bytes=held)
 
 
+def input_shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Shapes:
+    """Return the shapes of a network's latent, which all take first or by one of two names.
+
+    Example:
+        >>> input_shapes((torch.ones(2, 3), torch.ones(2)), {}), input_shapes((), {"sample": None})
+        ((torch.Size([2, 3]),), ())
+    """
+    named = (kwargs[name] for name in ("hidden_states", "sample") if name in kwargs)
+    latent = next(named, None)
+    if latent is None:
+        latent = next(iter((*args, *kwargs.values())), None)
+    return tuple(tensor.shape for tensor in _tensors(latent))
+
+
 def move(output: Any, device: torch.device) -> Any:
     """Return the output of a network with its tensors on ``device``, in the same structure."""
+    return _map(output, lambda tensor: tensor.to(device))
+
+
+def _map(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(output, Tensor):
-        return output.to(device)
+        return change(output)
     if isinstance(output, Mapping):  # also diffusers' output classes
-        return type(output)(**{key: move(value, device) for key, value in output.items()})
+        return type(output)(**{key: _map(value, change) for key, value in output.items()})
     if isinstance(output, list | tuple):
-        return type(output)(move(value, device) for value in output)
+        return type(output)(_map(value, change) for value in output)
     return output
 
 

@@ -87,7 +87,10 @@ class SchedulerPatch:
             on_start: called after each ``set_timesteps``.
             on_step: called in place of ``step``; returns what the caller gets.
         """
-        if hasattr(vars(scheduler).get("step"), _MARK):
+        owner = getattr(vars(scheduler).get("step"), _MARK, None)
+        if owner is not None and owner != id(scheduler):  # a copy took our methods along
+            self.strip(scheduler)
+        elif owner is not None:
             raise RuntimeError(
                 f"ertacache is already attached to this {type(scheduler).__name__}: "
                 "call detach() on the first handle"
@@ -100,9 +103,14 @@ class SchedulerPatch:
 
     def remove(self) -> None:
         """Put the instance's methods back."""
-        for name in ("set_timesteps", "step"):
-            vars(self._scheduler).pop(name, None)
+        self.strip(self._scheduler)
         vars(self._scheduler).update(self._before)
+
+    @staticmethod
+    def strip(scheduler: Scheduler) -> None:
+        """Take replaced methods off an instance."""
+        for name in ("set_timesteps", "step"):
+            vars(scheduler).pop(name, None)
 
     def _make_set_timesteps(self, on_start: Callable[[], None]) -> MethodType:
         mine, original = self._scheduler, self._scheduler.set_timesteps
@@ -119,7 +127,8 @@ class SchedulerPatch:
 
     def _make_step(self, on_step: Callable[[StepCall], Any]) -> MethodType:
         mine, original = self._scheduler, self._scheduler.step
-        signature = inspect.signature(original)
+        # The class's own: a method that someone put on the instance may take anything.
+        signature = inspect.signature(MethodType(type(mine).step, mine))
 
         @functools.wraps(type(mine).step)
         def step(self: Scheduler, *args: Any, **kwargs: Any) -> Any:
@@ -127,7 +136,7 @@ class SchedulerPatch:
                 return type(self).step(self, *args, **kwargs)
             return on_step(StepCall(signature.bind(*args, **kwargs), original))
 
-        setattr(step, _MARK, True)
+        setattr(step, _MARK, id(mine))
         return MethodType(step, mine)
 
 

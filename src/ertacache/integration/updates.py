@@ -15,7 +15,7 @@ from ertacache.core.plan import PaperPlan, TrajectoryPlan
 from ertacache.core.rectify import rectify
 from ertacache.core.residual import Cache
 from ertacache.core.sampler import combine
-from ertacache.formats.policy import Policy
+from ertacache.formats.policy import Policy, PolicyError
 from ertacache.integration.compat import Scheduler, clear_history, keeps_history, set_step_index
 from ertacache.integration.probe import StepResult, nominal, probe_result
 from ertacache.integration.scheduler import StepCall
@@ -26,6 +26,7 @@ __all__ = [
     "PaperUpdate",
     "TrajectoryUpdate",
     "Update",
+    "check_fits",
     "make_update",
     "precise",
 ]
@@ -62,6 +63,19 @@ def make_update(
     if isinstance(policy.plan, TrajectoryPlan):
         return TrajectoryUpdate(policy.plan, scheduler, cache_device=cache_device, begin=begin)
     return PaperUpdate(policy.plan, scheduler, nominal=policy.sigmas, cache_device=cache_device)
+
+
+def check_fits(plan: TrajectoryPlan | PaperPlan, sample: Tensor) -> None:
+    """Raise if a plan has a rectification that is for latents of another shape."""
+    gain, shape = getattr(plan, "gain", None), sample.shape[1:]
+    if gain is None:
+        return
+    sizes = zip(reversed(gain.shape[1:]), reversed(shape), strict=False)
+    if gain.ndim - 1 > len(shape) or any(mine not in (1, size) for mine, size in sizes):
+        raise PolicyError(
+            f"the policy rectifies latents of shape {tuple(gain.shape[1:])}, the run has "
+            f"{tuple(shape)}: generate at the calibrated size, or calibrate one number per step"
+        )
 
 
 class LinearStep:
