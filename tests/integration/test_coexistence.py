@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import accelerate
@@ -10,6 +11,7 @@ import pytest
 import torch
 from diffusers.hooks import HookRegistry, ModelHook
 from diffusers.models.attention_dispatch import attention_backend
+from peft import LoraConfig, get_peft_model_state_dict
 from torch import nn
 
 from ertacache.integration import attach
@@ -191,32 +193,27 @@ def test_attention_backends(flux: Setting, when: str) -> None:
     assert torch.equal(generate(pipe, flux.case), flux.run.latents[-1])
 
 
-class Adapted(nn.Module):
-    """A layer with a low-rank matrix beside it, as adapters put it in the layer's place."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(5)
-        self.layer = layer
-        self.down = nn.Parameter(torch.randn(2, layer.in_features, generator=generator))
-        self.up = nn.Parameter(torch.randn(layer.out_features, 2, generator=generator))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.layer(x) + x @ self.down.T @ self.up.T
-        return output
+@pytest.fixture(scope="module")
+def lora(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a LoRA for the tiny Flux, its weights at random."""
+    torch.manual_seed(5)
+    pipe, folder = CASES["flux"].build(), tmp_path_factory.mktemp("lora")
+    layers = LoraConfig(r=2, target_modules=["to_q", "to_k"], init_lora_weights=False)
+    pipe.transformer.add_adapter(layers)
+    pipe.save_lora_weights(folder, get_peft_model_state_dict(pipe.transformer))
+    return folder
 
 
-def test_adapters_come_and_go(flux: Setting) -> None:
+def test_loras_come_and_go(flux: Setting, lora: Path) -> None:
     """Loaded before or after attach it is the same; unloaded, the pictures are as before."""
     pipe, policy = CASES["flux"].build(), flux.trajectory_policy()
-    network, layer = pipe.transformer, pipe.transformer.x_embedder
-    network.x_embedder = Adapted(layer)
+    pipe.load_lora_weights(lora)
     untouched = generate(pipe, flux.case)
     with attach(pipe, policy) as handle:
         adapted = generate(pipe, flux.case)
-        network.x_embedder = layer
+        pipe.unload_lora_weights()
         plain = generate(pipe, flux.case)
-        network.x_embedder = Adapted(layer)
+        pipe.load_lora_weights(lora)
         assert torch.equal(generate(pipe, flux.case), adapted)
         assert handle.stats.total.computed_steps == 3 * len(COMPUTED)
     assert torch.equal(generate(pipe, flux.case), untouched)
