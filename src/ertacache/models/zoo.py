@@ -110,6 +110,16 @@ _ROWS = (
         num_frames=17,
         extra=MappingProxyType({"max_sequence_length": 16}),
     ),
+    Model(
+        name="emoji-cogvideox",
+        family="cogvideox",
+        pipeline="CogVideoXPipeline",
+        num_inference_steps=50,
+        guidance=6.0,
+        size=(32, 32),
+        num_frames=17,
+        extra=MappingProxyType({"max_sequence_length": 16}),
+    ),
 )
 
 MODELS: Mapping[str, Model] = MappingProxyType({row.name: row for row in _ROWS})
