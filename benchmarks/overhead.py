@@ -5,7 +5,8 @@ full run and for policies of both methods at half and a third of the steps compu
 from the end of one step to the end of the next, on computed steps of the full run and on reused
 steps, where the network does not run and only the pipeline's loop and ertacache remain. Text
 encoding and decoding are left out. All ways take turns in every round, after one round that is not
-counted; times are medians. Prompts and coefficients do not matter here, so one prompt is profiled.
+counted; times are medians, and the speed-up is the median over the rounds of the full run's time
+over the way's. Prompts and coefficients do not matter here, so one prompt is profiled.
 Writes its rows into ``results/overhead.json``, in place of older rows of the same model. The last
 line of standard output is the JSON of the rows, compact.
 
@@ -120,7 +121,8 @@ def make_row(name: str, way: Way, full: Way) -> dict[str, Any]:
     assert way.policy is not None
     steps, computed = way.policy.num_steps, len(way.policy.compute_steps)
     step, reused = median(full.computed), median(way.reused)
-    speedup = median(full.loops) / median(way.loops)
+    # Round by round: what slows the machine down for a while slows both.
+    speedup = median(a / b for a, b in zip(full.loops, way.loops, strict=True))
     return {
         "model": name,
         "method": way.method,
