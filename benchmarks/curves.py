@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 from plots import draw_curves
-from rows import RESULTS, ROOT, Row, replace_rows, show_progress
+from rows import RESULTS, ROOT, ModelParser, Row, replace_rows, show_progress
 from torch import Tensor
 
 from ertacache.baselines.blocks import BlockCall, BlockStack, Decision
@@ -186,19 +186,15 @@ def evaluate_all(polynomial: Sequence[float], x: Tensor) -> Tensor:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure models, one after the other."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}")
+    parser = ModelParser(__doc__)
     parser.add_argument("--calibration", type=int, default=16, help="prompts of the polynomial")
     parser.add_argument("--heldout", type=int, default=64, help="prompts of the curves")
     parser.add_argument("--batch", type=int, default=16, help="prompts per call")
     parser.add_argument("--results", type=Path, default=RESULTS / "curves.json")
     parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images")
-    options = parser.parse_args(arguments)
-    unknown = [name for name in options.models if name not in MODELS]
-    if unknown:
-        parser.error(f"unknown model {unknown[0]!r}; there are {', '.join(MODELS)}")
+    options = parser.parse(arguments)
     rows = []
-    for name in options.models or MODELS:
+    for name in options.models:
         row = measure_model(name, options)
         if row is not None:
             replace_rows(options.results, name, [row])

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rows import RESULTS, ROOT, Row, replace_rows
+from rows import RESULTS, ROOT, ModelParser, Row, replace_rows
 from torch import Tensor
 
 from ertacache.baselines import BASELINES
@@ -117,20 +117,16 @@ def measure_model(name: str, options: argparse.Namespace) -> Row:
 
 def main(arguments: list[str] | None = None) -> None:
     """Draw models, one after the other."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}")
+    parser = ModelParser(__doc__)
     parser.add_argument("--calibration", type=int, default=8, help="calibration prompts")
     parser.add_argument("--prompts", type=int, default=6, help="held-out prompts; videos half")
     parser.add_argument("--batch", type=int, default=8, help="prompts per call")
     parser.add_argument("--gain", type=float, default=16.0, help="how much differences are raised")
     parser.add_argument("--results", type=Path, default=RESULTS / "errormaps.json")
     parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images")
-    options = parser.parse_args(arguments)
-    unknown = [name for name in options.models if name not in MODELS]
-    if unknown:
-        parser.error(f"unknown model {unknown[0]!r}; there are {', '.join(MODELS)}")
+    options = parser.parse(arguments)
     rows = []
-    for name in options.models or MODELS:
+    for name in options.models:
         rows.append(measure_model(name, options))
         replace_rows(options.results, name, rows[-1:])
     print(json.dumps(rows, separators=(",", ":")))

@@ -28,7 +28,16 @@ from statistics import median
 from typing import Any
 
 import torch
-from rows import RESULTS, Calibration, Row, calibrate, mean_row, replace_rows, show_progress
+from rows import (
+    RESULTS,
+    Calibration,
+    ModelParser,
+    Row,
+    calibrate,
+    mean_row,
+    replace_rows,
+    show_progress,
+)
 from torch import Tensor
 
 from ertacache.calibration.paper import fit_paper_plan, make_walk, search_schedule
@@ -159,19 +168,15 @@ def _distinct(ways: list[Way]) -> list[Way]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure models, one after the other, and write their rows."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}")
+    parser = ModelParser(__doc__)
     parser.add_argument("--calibration", type=int, default=32, help="calibration prompts")
     parser.add_argument("--heldout", type=int, default=64, help="held-out prompts")
     parser.add_argument("--batch", type=int, default=8, help="prompts per call")
     parser.add_argument("--methods", nargs="+", choices=GROUPS, default=GROUPS)
     parser.add_argument("--results", type=Path, default=RESULTS / "fidelity.json")
-    options = parser.parse_args(arguments)
-    unknown = [name for name in options.models if name not in MODELS]
-    if unknown:
-        parser.error(f"unknown model {unknown[0]!r}; there are {', '.join(MODELS)}")
+    options = parser.parse(arguments)
     rows: list[Row] = []
-    for name in options.models or MODELS:
+    for name in options.models:
         fresh = measure_model(name, options)
         replace_rows(options.results, name, fresh)
         for row in fresh:

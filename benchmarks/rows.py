@@ -6,6 +6,7 @@ models it was run on and leaves the others alone.
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from ertacache.calibration.profiling import profile
 from ertacache.calibration.refining import Reference, collect_reference
 from ertacache.formats.profile import Profile
 from ertacache.metrics import bootstrap_interval
+from ertacache.models import MODELS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -68,6 +70,25 @@ def replace_rows(path: Path, model: str, rows: Iterable[Row]) -> None:
     """Put the rows of a model in the place of its old ones."""
     others = [row for row in read_rows(path) if row["model"] != model]
     path.write_text(json.dumps([*others, *rows], indent=1) + "\n")
+
+
+class ModelParser(argparse.ArgumentParser):
+    """The command line of a benchmark: first the models, all of them if none is named."""
+
+    def __init__(self, text: str | None) -> None:
+        """Take the description from the first line of the script's docstring."""
+        super().__init__(description=(text or "").splitlines()[0])
+        listed = ", ".join(MODELS)
+        self.add_argument("models", nargs="*", metavar="MODEL", help=f"of {listed}")
+
+    def parse(self, arguments: list[str] | None) -> argparse.Namespace:
+        """Parse the arguments; ``models`` is never empty."""
+        options = self.parse_args(arguments)
+        unknown = [name for name in options.models if name not in MODELS]
+        if unknown:
+            self.error(f"unknown model {unknown[0]!r}; there are {', '.join(MODELS)}")
+        options.models = options.models or list(MODELS)
+        return options
 
 
 def show_progress(title: str) -> Any:

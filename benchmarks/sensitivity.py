@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 from plots import draw_sensitivity
-from rows import RESULTS, ROOT, Calibration, Row, calibrate, mean_row, read_rows
+from rows import RESULTS, ROOT, Calibration, ModelParser, Row, calibrate, mean_row, read_rows
 from torch import Tensor
 
 from ertacache.calibration.procedure import HELDOUT_SEED
@@ -180,8 +180,7 @@ def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure models, one after the other."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}")
+    parser = ModelParser(__doc__)
     parser.add_argument("--numbers", type=int, nargs="+", default=NUMBERS, help="of prompts")
     parser.add_argument("--choices", type=int, default=3, help="choices of prompts per number")
     parser.add_argument("--heldout", type=int, default=32, help="held-out prompts")
@@ -189,11 +188,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--refits", type=int, default=1, help="choices that are refitted too")
     parser.add_argument("--results", type=Path, default=RESULTS / "sensitivity.json")
     parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images")
-    options = parser.parse_args(arguments)
-    unknown = [name for name in options.models if name not in MODELS]
-    if unknown:
-        parser.error(f"unknown model {unknown[0]!r}; there are {', '.join(MODELS)}")
-    rows = [row for name in options.models or MODELS for row in measure_model(name, options)]
+    options = parser.parse(arguments)
+    rows = [row for name in options.models for row in measure_model(name, options)]
     print(json.dumps(rows, separators=(",", ":")))
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rows import RESULTS, Row, calibrate, mean_row, replace_rows, show_progress
+from rows import RESULTS, ModelParser, Row, calibrate, mean_row, replace_rows, show_progress
 
 from ertacache.calibration.procedure import HELDOUT_SEED
 from ertacache.calibration.profiling import number_runs
@@ -163,18 +163,14 @@ def parse_size(text: str) -> tuple[int, int]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure models, one after the other, and write their rows."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}")
+    parser = ModelParser(__doc__)
     parser.add_argument("--calibration", type=int, default=16, help="calibration prompts")
     parser.add_argument("--heldout", type=int, default=16, help="held-out prompts")
     parser.add_argument("--size", type=parse_size, metavar="HxW", help="the other size")
     parser.add_argument("--results", type=Path, default=RESULTS / "transfer.json")
-    options = parser.parse_args(arguments)
-    unknown = [name for name in options.models if name not in MODELS]
-    if unknown:
-        parser.error(f"unknown model {unknown[0]!r}; there are {', '.join(MODELS)}")
+    options = parser.parse(arguments)
     rows: list[Row] = []
-    for name in options.models or MODELS:
+    for name in options.models:
         fresh = measure_model(name, options)
         replace_rows(options.results, name, fresh)
         rows += fresh

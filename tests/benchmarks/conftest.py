@@ -28,7 +28,8 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
 
     def load(name: str) -> Any:
         module = import_module(name)
-        monkeypatch.setattr(module, "MODELS", TINY)
+        for place in (module, import_module("rows")):
+            monkeypatch.setattr(place, "MODELS", TINY)
         monkeypatch.setattr(module, "load_pipeline", lambda model: CASES[model].build())
         monkeypatch.setattr(module, "load_prompts", lambda model, split: PROMPTS)
         return module
