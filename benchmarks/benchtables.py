@@ -59,6 +59,36 @@ def bench_table(rows: Sequence[BenchRow]) -> str:
     return "\n\n".join(parts) or "Not measured yet."
 
 
+def summary_table(rows: Sequence[BenchRow]) -> str:
+    """PSNR of every method at every budget, one table per model; for the first page."""
+    models = dict.fromkeys(row.model for row in rows)
+    parts = [_summary([row for row in rows if row.model == model]) for model in models]
+    return "\n\n".join(parts) or "Not measured yet."
+
+
+def _summary(rows: Sequence[BenchRow]) -> str:
+    ran = [row for row in rows if row.method != "full" and row.psnr_db is not None]
+    budgets = sorted({row.budget for row in ran})
+    found = {(row.method, row.budget): row for row in ran}
+    middle = budgets[len(budgets) // 2]
+    ranked = best_first([row for row in ran if row.budget == middle])
+    head = [f"{rows[0].model}: PSNR, dB", *(f"{budget:g}x" for budget in budgets)]
+    lines = [f"| {' | '.join(head)} |", "|---|" + "--:|" * len(budgets)]
+    for row in ranked:
+        cells = [_summary_cell(found.get((row.method, budget)), budget) for budget in budgets]
+        name = f"**{row.method}**" if row.method == OURS else row.method
+        lines.append(f"| {' | '.join([name, *cells])} |")
+    return "\n".join(lines)
+
+
+def _summary_cell(row: BenchRow | None, budget: float) -> str:
+    """A mean; in brackets where the method did not come within the tolerance of the budget."""
+    if row is None or row.psnr_db is None or row.flops_ratio is None:
+        return ""
+    cost = row.flops_ratio * budget - 1
+    return f"({row.psnr_db:.1f})" if cost > TOLERANCE else f"{row.psnr_db:.1f}"
+
+
 def model_section(rows: Sequence[BenchRow]) -> str:
     """All that is known of a model."""
     ran = [row for row in rows if row.method != "full" and row.why_not is None]

@@ -14,11 +14,13 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
-from benchtables import bench_table, read_bench
+from benchtables import bench_table, read_bench, summary_table
 from figuretables import curves_table, errormaps_table, overhead_table, sensitivity_table
 from rows import RESULTS, ROOT, Row, read_rows
 
 PAGES = {
+    "overview": "README.md",
+    "summary": "README.md",
     "fidelity": "docs/fidelity.md",
     "transfer": "docs/transfer.md",
     "bench": "docs/benchmark.md",
@@ -27,6 +29,15 @@ PAGES = {
     "errormaps": "docs/figures.md",
     "overhead": "docs/figures.md",
     "compatibility": "docs/compatibility.md",
+}
+SOURCES = {"overview": "fidelity"}  # tables of the rows of another one
+# Methods of the first page, and what they are called there.
+OVERVIEW = {
+    "trajectory": "ours",
+    "fewer steps": "fewer steps",
+    "plain reuse": "plain reuse",
+    "paper (network-calibrated)": "paper",
+    "paper (network-calibrated), no timesteps": "paper, its timesteps left alone",
 }
 
 
@@ -51,6 +62,26 @@ def fidelity_table(rows: list[Row]) -> str:
         ]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) or "Not measured yet."
+
+
+def overview_table(rows: list[Row]) -> str:
+    """A line per model and budget: ours beside the alternatives; for the first page."""
+    head = ["model", "computed", *OVERVIEW.values()]
+    lines = [f"| {' | '.join(head)} |", "|---|--:|" + "--:|" * len(OVERVIEW)]
+    for model, group in groupby(rows, key=lambda row: str(row["model"])):
+        found = list(group)
+        budgets = {row["compute_steps"] for row in found if row["method"] == "trajectory"}
+        for budget in sorted(budgets, reverse=True):
+            cells = [spread(row) if (row := nearest(found, m, budget)) else "" for m in OVERVIEW]
+            steps = f"{budget} of {found[0]['steps']}"
+            lines.append(f"| `{model}` | {steps} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def nearest(rows: list[Row], method: str, budget: int) -> Row | None:
+    """The row of a method with the most computed steps within a budget."""
+    within = [row for row in rows if row["method"] == method and row["compute_steps"] <= budget]
+    return max(within, key=lambda row: row["compute_steps"], default=None)
 
 
 def transfer_table(rows: list[Row]) -> str:
@@ -142,6 +173,8 @@ def spread(row: Row, name: str = "psnr") -> str:
 
 
 TABLES: dict[str, Callable[[Any], str]] = {
+    "overview": overview_table,
+    "summary": summary_table,
     "fidelity": fidelity_table,
     "transfer": transfer_table,
     "bench": bench_table,
@@ -155,7 +188,9 @@ TABLES: dict[str, Callable[[Any], str]] = {
 
 def rows_of(name: str) -> Any:
     """What a table is made of, as far as it was measured."""
-    return read_bench() if name == "bench" else read_rows(RESULTS / f"{name}.json")
+    if name in ("bench", "summary"):
+        return read_bench()
+    return read_rows(RESULTS / f"{SOURCES.get(name, name)}.json")
 
 
 def fill(name: str, page: str, rows: Any) -> str:
