@@ -70,7 +70,7 @@ DENOISERS = {
     "emoji-flux": Denoiser(FluxParts, Schedule(7300, 32, 1e-3, ema=0.999, preview_every=500)),
     "emoji-wan": Denoiser(WanParts, Schedule(6300, 32, 1e-3, ema=0.999, preview_every=500)),
     "emoji-cogvideox": Denoiser(
-        CogVideoXParts, Schedule(9000, 32, 1e-3, ema=0.999, preview_every=500)
+        CogVideoXParts, Schedule(11000, 32, 1e-3, ema=0.999, preview_every=500)
     ),
     "emoji-opensora": Denoiser(
         OpenSoraParts, Schedule(5000, 32, 1e-3, ema=0.999, preview_every=500)
