@@ -16,6 +16,7 @@ from ertacache.calibration.counting import Count
 from ertacache.calibration.profiling import Progress, generators, split_runs
 from ertacache.calibration.solving import make_policy
 from ertacache.core.plan import TrajectoryPlan
+from ertacache.core.refit import typical_distance
 from ertacache.core.search import spread_schedule
 from ertacache.core.solve import Fit, fit_plans
 from ertacache.core.solver import Trajectory
@@ -94,7 +95,7 @@ def refine(
 
     Candidates are the policy's schedule, fitted in the ways of ``FITS``, the uniform one, fitted in
     the first of them, and the policy as it is. Each is fitted on one half of the prompts and judged
-    on the other; the best is then fitted on all of them.
+    on the other by its typical distance; the best is then fitted on all of them.
 
     Args:
         pipe: the pipeline, nothing attached.
@@ -156,7 +157,7 @@ class _Bench:
         )
 
     def open_loop_error(self, policy: Policy) -> float:
-        """Final distance of the second half of the prompts, planned from the first half's runs."""
+        """Typical distance of the second half of the prompts, planned from the first's runs."""
         profile, runs = self.profile, self.reference.runs
         half = len(runs) // 2
         (plan,) = fit_plans(
@@ -173,5 +174,4 @@ class _Bench:
         ):
             final = self.pipe(**call)[0]
         self.count(handle.stats.last.computed_steps * (len(runs) - half))
-        target = self.reference.latents[-1][judged].to(final)
-        return float((final.double() - target.double()).square().mean().sqrt())
+        return typical_distance(final, self.reference.latents[-1][judged].to(final))

@@ -18,7 +18,7 @@ from ertacache.core.sampler import combine
 from ertacache.core.solve import Fit
 from ertacache.core.solver import Denoise
 
-__all__ = ["fit_step", "refit_plan"]
+__all__ = ["fit_step", "refit_plan", "typical_distance"]
 
 
 def fit_step(
@@ -78,6 +78,23 @@ def refit_plan(
         z[k, : len(fitted)] = fitted
         x = combine(x, past, z[k].tolist())
     return TrajectoryPlan(tuple(compute_steps), z[:, 0].clone(), z[:, 1:].clone())
+
+
+def typical_distance(reached: Tensor, target: Tensor) -> float:
+    """Geometric mean over prompts of the root mean square distance: what a mean PSNR tells.
+
+    A plain mean would be that of the one prompt that strays the farthest.
+
+    Args:
+        reached: latents, shape (P, ...).
+        target: what they should be, of the same shape.
+
+    Example:
+        >>> round(typical_distance(torch.tensor([[1.0], [100.0]]), torch.zeros(2, 1)), 6)
+        10.0
+    """
+    squares = (reached.double() - target.double()).square().flatten(1).mean(1)
+    return float(squares.clamp_min(torch.finfo(squares.dtype).tiny).log().mean().div(2).exp())
 
 
 def _gram(vectors: Sequence[Tensor]) -> Tensor:

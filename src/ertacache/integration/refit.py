@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ertacache.core.plan import TrajectoryPlan
-from ertacache.core.refit import fit_step
+from ertacache.core.refit import fit_step, typical_distance
 from ertacache.core.sampler import combine
 from ertacache.core.solve import Fit
 from ertacache.formats.policy import Policy
@@ -65,7 +65,7 @@ def refit_run(
         count: told how often the network was asked, once per prompt and computed step.
 
     Returns:
-        The plan, and the root mean square distance of the final latents to the reference ones.
+        The plan, and the typical distance of the final latents to the reference ones.
     """
     update = _RefitUpdate(pipe.scheduler, task)
     prompts = len(task.latents[0])
@@ -105,8 +105,8 @@ class _RefitUpdate:
         z = fit_step(x[:n], past, target[:n], nominal=task.nominal[k], fit=task.fit)
         self.coefficients[k, : len(z)] = z
         reached = combine(x, self._past, z.tolist())
-        off = (reached.double() - target.double())[n or 0 :]
-        self.error = off.square().mean().sqrt().item()
+        judged = slice(n or 0, None)
+        self.error = typical_distance(reached[judged], target[judged])
         return self._linear.give(k, call, reached)
 
     def held(self) -> Iterable[Tensor]:
