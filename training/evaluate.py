@@ -53,7 +53,7 @@ def generate(pipe: Any, model: Model, prompts: Sequence[str], *, batch: int = 20
 
 
 def transformer_share(
-    pipe: Any, model: Model, prompt: str, *, runs: int = 5
+    pipe: Any, model: Model, prompt: str, *, runs: int = 15
 ) -> tuple[float, float]:
     """The median share of the transformer, and the median seconds of a run."""
     spent, began = [0.0], [0.0]
