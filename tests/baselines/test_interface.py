@@ -36,6 +36,27 @@ def test_steps_are_found_exactly() -> None:
     assert search_knob(STEPS, lambda n: n / 30, 1 / 3) == (10, 10 / 30)
 
 
+def test_counts_are_found_where_their_cost_is_linear() -> None:
+    tried = []
+
+    def ratio(n: float) -> float:
+        tried.append(n)
+        return n / 30
+
+    search_knob(STEPS, ratio, 0.5)
+    assert tried == [1, 30, 15]
+
+
+@pytest.mark.parametrize("target", [0.05, 0.3, 0.7, 0.99])
+@pytest.mark.parametrize("power", [-1.0, 3.0])
+def test_counts_are_found_where_their_cost_is_bent(target: float, power: float) -> None:
+    costs = {n: (n if power < 0 else 21 - n) ** power for n in range(1, 21)}
+    costs = {n: cost / costs[1] for n, cost in costs.items()}
+    knob = Knob("interval", 1, 20, saves=True, integer=True)
+    _, reached = search_knob(knob, lambda n: costs[int(n)], target, tolerance=0.0, tries=20)
+    assert reached == min(costs.values(), key=lambda cost: abs(cost - target))
+
+
 @pytest.mark.parametrize("target", [0.2, 0.6])
 def test_bound_is_the_answer_when_nothing_reaches_the_target(target: float) -> None:
     knob = Knob("interval", 1, 10, saves=True, integer=True)

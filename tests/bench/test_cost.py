@@ -24,6 +24,19 @@ def test_flops_of_a_linear_network_and_of_nothing_else() -> None:
     assert count_flops(pipe, run) == 3 * 2 * 5 * 8 * 16
 
 
+def test_flops_of_attention_are_counted_on_a_cpu() -> None:
+    class Attention(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.scaled_dot_product_attention(x, x, x)
+
+    denoiser = Attention()
+    pipe: Any = SimpleNamespace(transformer=denoiser, scheduler=object())
+    tokens, width, heads = 7, 8, 3
+    scores_and_mix = 2 * (2 * tokens * tokens * width)
+    flops = count_flops(pipe, lambda: denoiser(torch.ones(1, heads, tokens, width)))
+    assert flops == heads * scores_and_mix
+
+
 def test_views_share_their_bytes() -> None:
     before = live_bytes()
     kept = torch.zeros(100)

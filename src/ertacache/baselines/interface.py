@@ -87,15 +87,24 @@ class Knob:
             raise ValueError(f"{self.name} must be a whole number, got {value}")
         return value
 
-    def middle(self, a: float, b: float) -> float:
+    def between(self, a: float, b: float, share: float) -> float:
         """The value to try between two others; thresholds, which span decades, by their ratio.
 
+        Args:
+            a: one of the two.
+            b: the other.
+            share: where the wanted cost lies from that of ``a`` to that of ``b``. Counts are tried
+                there, for their cost is nearly linear; that of a threshold jumps, and is bisected.
+
         Example:
-            >>> Knob("threshold", 1e-4, 1, saves=True).middle(1e-4, 1)
+            >>> Knob("threshold", 1e-4, 1, saves=True).between(1e-4, 1, 0.3)
             0.01
+            >>> Knob("steps", 1, 30, saves=False, integer=True).between(30, 1, 0.3)
+            21
         """
         if self.integer:
-            return (int(a) + int(b)) // 2
+            low, high = sorted((int(a), int(b)))
+            return min(max(round(a + share * (b - a)), low + 1), max(high - 1, low))
         if self.low > 0 and self.high / self.low >= 100:
             return math.sqrt(a * b)
         return (a + b) / 2
@@ -129,7 +138,8 @@ def search_knob(
         while len(tried) < tries and min(abs(r - target) for r in tried.values()) > (
             tolerance * target
         ):
-            value = knob.middle(gentle, bold)
+            share = (tried[gentle] - target) / max(tried[gentle] - tried[bold], 1e-9)
+            value = knob.between(gentle, bold, share)
             if value in tried:
                 break
             tried[value] = ratio(value)

@@ -1,8 +1,8 @@
 """Who takes part: our policies, the paper's, and every rival, each at every budget.
 
 An entry is a method turned to a budget, ready to be attached. Policies are solved for a number of
-computed steps; a rival's knob is searched on calibration prompts until the FLOPs fit. Knows how a
-method is prepared, not how it is judged.
+computed steps; a rival's knob is searched on a batch of calibration prompts until the FLOPs fit.
+Knows how a method is prepared, not how it is judged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ PAPER: Mapping[str, Mapping[str, Any]] = {
 OURS = ("trajectory", *PAPER)
 """What runs as a policy of ours."""
 
-SEARCH_PROMPTS = 2  # calibration prompts that a knob is searched on
 SEARCH_TRIES = 10
 
 Attach = Callable[[], AbstractContextManager[Any]]
@@ -140,7 +139,7 @@ def rival_entries(work: Workload, budgets: Sequence[float], rival: Baseline) -> 
         return
     ready = rival.calibrate(work.pipe, work.learn)
     knob = ready.knob(work.pipe, num_inference_steps=work.steps)
-    runs = list(work.calibration[:SEARCH_PROMPTS])
+    runs = work.calibration[: work.batch_size]  # as many as are judged: some decide per batch
     full = count_flops(work.pipe, lambda: work.run(runs, output_type="latent"))
     known: dict[float, float] = {}  # values tried for one budget serve the next
 

@@ -40,7 +40,6 @@ from ertacache.metrics.video import IDENTICAL
 __all__ = ["BUDGETS", "Bench"]
 
 BUDGETS = (1.5, 2.0, 3.0)
-COST_PROMPTS = 2  # held-out prompts that FLOPs and bytes are counted on
 
 Stage = Callable[[str], Progress | None]
 
@@ -139,8 +138,8 @@ class Bench:
     def _count_costs(
         self, entries: Sequence[Entry], progress: Progress | None
     ) -> dict[tuple[str, float], tuple[int, int]]:
-        """FLOPs and bytes in the middle of a run, by method and budget."""
-        runs = self.work.heldout[:COST_PROMPTS]
+        """FLOPs of the first held-out batch and bytes in the middle of it, by method and budget."""
+        runs = self.work.batches[0]
         costs = {}
         for done, entry in enumerate(entries, start=1):
             if entry.attach is not None:

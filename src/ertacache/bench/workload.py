@@ -52,8 +52,12 @@ class Workload:
 
     def run(self, runs: Sequence[ProfiledPrompt], **more: Any) -> Any:
         """Call the pipeline with whatever is attached to it."""
-        prompts = [run.prompt for run in runs]
-        return self.pipe(prompt=prompts, generator=generators(runs), **(self.call | more))
+        call = self.call | more
+        if isinstance(call.get("negative_prompt"), str):
+            # One for all would be broadcast inside the network of some pipelines, and caches that
+            # compare shapes would give up.
+            call["negative_prompt"] = [call["negative_prompt"]] * len(runs)
+        return self.pipe(prompt=[r.prompt for r in runs], generator=generators(runs), **call)
 
     def learn(self) -> None:
         """Run the calibration prompts, latents only; what a rival's calibration listens to."""
