@@ -63,9 +63,12 @@ def test_latent_of_another_shape(name: str, at: int) -> None:
     torch.testing.assert_close(result, untouched, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [name for name in DETERMINISTIC if "Multistep" not in name])
+@pytest.mark.parametrize("name", list(DETERMINISTIC))
 def test_latent_of_another_shape_with_the_papers_method(name: str) -> None:
-    """The rest is computed on the plan's own table."""
+    """The rest is computed on the plan's own table; an untouched multistep scheduler would fail.
+
+    Such schedulers take the table's short steps at first order, where ``rest`` has none.
+    """
     sampling = Cropping(make(name))
     _, sigmas = sampling.record()
     paper = paper_plan(sigmas, PLANNED)
@@ -76,7 +79,7 @@ def test_latent_of_another_shape_with_the_papers_method(name: str) -> None:
             with pytest.warns(UserWarning, match="rest of the run is computed"):
                 results.append(sampling())
             assert handle.stats.last.computed_steps == 3 + STEPS - 5
-    assert torch.equal(*results)
+    torch.testing.assert_close(*results, rtol=0.0, atol=1e-2 if "Multistep" in name else 0.0)
 
 
 def test_rectification_of_another_size(flux: Setting) -> None:

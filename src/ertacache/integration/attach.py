@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ertacache.formats.policy import Policy, PolicyError
-from ertacache.integration.compat import HookSeat, LoopSeat, Pipeline, begin_index
+from ertacache.integration.compat import HookSeat, LoopSeat, Pipeline, begin_index, clear_history
 from ertacache.integration.denoiser import DenoiserHook
 from ertacache.integration.fingerprints import (
     check_pipeline,
@@ -205,6 +205,7 @@ class Handle:
     def _leave(self) -> None:
         """Follow the plan no longer: what it remembers does not fit the latent."""
         self._run.compute_rest()
+        clear_history(self._scheduler)  # nor does what a multistep scheduler remembers
         # The paper's plan goes on with its table; the other takes no step without its history.
         self._stock = self._policy.method == "trajectory"
 
