@@ -89,8 +89,15 @@ def offload(pipe: Any, kind: str) -> None:
     if kind == "model":
         pipe.enable_model_cpu_offload(device=device)
     elif kind == "sequential":
-        # What enable_sequential_cpu_offload does, which asks for a device with a number.
-        accelerate.cpu_offload(pipe.transformer, device)
+        original = accelerate.cpu_offload
+
+        def unnumbered(module: Any, _: torch.device, **options: Any) -> Any:
+            return original(module, device, **options)
+
+        # The pipeline asks for "cpu:0", from which accelerate cannot bring weights back.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(accelerate, "cpu_offload", unnumbered)
+            pipe.enable_sequential_cpu_offload(device=device)
     else:
         pipe.enable_group_offload(device, offload_type=kind, num_blocks_per_group=1)
 
