@@ -226,3 +226,23 @@ def shortfall(rows: Sequence[Row]) -> str:
         for row in low
     )
     return f"Below {IDEAL:g} % of the ideal: {names}."
+
+
+def fewsteps_table(rows: Sequence[Row]) -> str:
+    """Per model what a policy gains when the run has a few steps only."""
+    return sections(rows, _fewsteps)
+
+
+def _fewsteps(rows: list[Row]) -> list[str]:
+    body = [
+        [
+            str(row["steps"]),
+            str(row["compute_steps"]),
+            f"{row['speedup']:.2f}",
+            *(f"{row[key]:.1f}" for key in ("psnr_db", "plain_db", "fewer_db")),
+            "worth it" if row["verdict"] is None else row["verdict"],
+        ]
+        for row in rows
+    ]
+    head = ["steps", "computed", "speed-up", "policy, dB", "plain reuse, dB", "fewer steps, dB"]
+    return [f"{rows[0]['prompts']} held-out prompts.", table([*head, "verdict"], body)]

@@ -15,7 +15,13 @@ from itertools import groupby
 from typing import Any
 
 from benchtables import bench_table, read_bench, summary_table
-from figuretables import curves_table, errormaps_table, overhead_table, sensitivity_table
+from figuretables import (
+    curves_table,
+    errormaps_table,
+    fewsteps_table,
+    overhead_table,
+    sensitivity_table,
+)
 from rows import RESULTS, ROOT, Row, read_rows
 
 PAGES = {
@@ -23,6 +29,7 @@ PAGES = {
     "summary": "README.md",
     "fidelity": "docs/fidelity.md",
     "transfer": "docs/transfer.md",
+    "fewsteps": "docs/transfer.md",
     "bench": "docs/benchmark.md",
     "sensitivity": "docs/figures.md",
     "curves": "docs/figures.md",
@@ -177,6 +184,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "summary": summary_table,
     "fidelity": fidelity_table,
     "transfer": transfer_table,
+    "fewsteps": fewsteps_table,
     "bench": bench_table,
     "sensitivity": sensitivity_table,
     "curves": curves_table,

@@ -1,0 +1,69 @@
+"""What is left to gain when a run has only a few steps, as those of distilled models have.
+
+The bundled models are not distilled; they are run with 4, 6 and 8 steps. At each, a policy is made
+for every number of computed steps from half of them to all but one, and ``calibrate`` measures it
+beside plain reuse and fewer steps on held-out prompts and gives its verdict.
+
+Writes its rows into ``results/fewsteps.json``, in place of older rows of the same models.
+
+    python benchmarks/fewsteps.py                       # every bundled model
+    python benchmarks/fewsteps.py emoji-flux
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rows import RESULTS, ModelParser, Row, replace_rows
+
+from ertacache.calibration import calibrate, pays
+from ertacache.models import MODELS, load_pipeline, load_prompts
+
+STEPS = (4, 6, 8)
+
+
+def judge(pipe: Any, name: str, steps: int, computed: int, options: argparse.Namespace) -> Row:
+    """One policy and its verdict."""
+    policy = calibrate(
+        pipe,
+        load_prompts(name, "calibration")[: options.calibration],
+        heldout=load_prompts(name, "heldout")[: options.heldout],
+        compute_steps=computed,
+        batch_size=options.batch_size,
+        **(MODELS[name].call_arguments | {"num_inference_steps": steps}),
+    )
+    found = {row.method: row for row in policy.validation}
+    return {
+        "model": name,
+        "steps": steps,
+        "compute_steps": len(policy.compute_steps),
+        "speedup": round(found["policy"].speedup, 2),
+        "psnr_db": round(found["policy"].psnr, 2),
+        "plain_db": round(found["plain reuse"].psnr, 2),
+        "fewer_db": round(found["fewer steps"].psnr, 2),
+        "verdict": pays(policy.validation),
+        "prompts": found["policy"].prompts,
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure models, one after the other, and write their rows."""
+    parser = ModelParser(__doc__)
+    parser.add_argument("--calibration", type=int, default=32, help="calibration prompts")
+    parser.add_argument("--heldout", type=int, default=32, help="held-out prompts")
+    parser.add_argument("--batch-size", type=int, default=8, help="prompts per call")
+    parser.add_argument("--results", type=Path, default=RESULTS / "fewsteps.json")
+    options = parser.parse(arguments)
+    for name in options.models:
+        pipe, rows = load_pipeline(name), []
+        for steps in STEPS:
+            for computed in range(steps - 1, steps // 2 - 1, -1):
+                rows.append(judge(pipe, name, steps, computed, options))
+                print(rows[-1], flush=True)
+        replace_rows(options.results, name, rows)
+
+
+if __name__ == "__main__":
+    main()

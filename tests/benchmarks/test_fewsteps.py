@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Load = Callable[[str], Any]
+ROW = {
+    "model": "flux",
+    "steps": 4,
+    "compute_steps": 3,
+    "speedup": 1.31,
+    "psnr_db": 30.04,
+    "plain_db": 20.0,
+    "fewer_db": 25.0,
+    "verdict": None,
+    "prompts": 2,
+}
+
+
+def test_every_number_of_computed_steps_is_a_row(
+    benchmark: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fewsteps, path = benchmark("fewsteps"), tmp_path / "fewsteps.json"
+    monkeypatch.setattr(fewsteps, "STEPS", (4, 6))
+    small = ["--calibration", "2", "--heldout", "2", "--batch-size", "2", "--results", str(path)]
+    fewsteps.main(["flux", *small])
+    rows = json.loads(path.read_text())
+    assert [(row["steps"], row["compute_steps"]) for row in rows] == [
+        (4, 3),
+        (4, 2),
+        (6, 5),
+        (6, 4),
+        (6, 3),
+    ]
+    assert set(rows[0]) == set(ROW)
+
+
+def test_the_table_has_figures_and_verdict(benchmark: Load) -> None:
+    benchmark("fewsteps")
+    figuretables = import_module("figuretables")
+    worse = ROW | {"compute_steps": 2, "verdict": "not worth it: 12.0 dB"}
+    page = figuretables.fewsteps_table([ROW, worse])
+    assert "| 4 | 3 | 1.31 | 30.0 | 20.0 | 25.0 | worth it |" in page
+    assert page.endswith("| not worth it: 12.0 dB |")
