@@ -22,8 +22,8 @@ MOST = 3  # rivals named in a sentence
 # Name in a table: fields of a mean and the ends of its interval, digits, whether more is better.
 METRICS = {
     "PSNR": (("psnr_db", "psnr_low", "psnr_high"), 2, True),
-    "SSIM": (("ssim", "ssim_low", "ssim_high"), 4, True),
-    "LPIPS": (("lpips", "lpips_low", "lpips_high"), 4, False),
+    "SSIM": (("ssim", "ssim_low", "ssim_high"), 5, True),
+    "LPIPS": (("lpips", "lpips_low", "lpips_high"), 6, False),
 }
 # Columns that only pictures, or only videos, have.
 REALISM = {"FID ↓": "fid", "flickering ↑": "flickering"}
@@ -181,11 +181,26 @@ def verdict(rows: Sequence[BenchRow]) -> str:
         parts.append(f"leads in {_list(clear)} with an interval apart from every rival's")
     parts += [f"{state} in {metric}" for metric, state in found if state not in ("", "clear")]
     text = f"At {ours.budget:g}x trajectory {'; '.join(parts) or 'has no rival'}."
+    text += _leads(ours, rivals)
     if apart:
         names = _list([f"*{row.method}* ({row.flops_ratio:.2f})" for row in apart])
         text += f" Of another cost than trajectory ({ours.flops_ratio:.2f} of the FLOPs), and "
         text += f"counted only where cheaper and better: {names}."
     return text
+
+
+def _leads(ours: BenchRow, rivals: Sequence[BenchRow]) -> str:
+    """How far ours is ahead prompt by prompt, of each rival whose interval overlaps."""
+    told = []
+    mine = interval(ours, "PSNR")
+    for row in best_first(rivals):
+        other = interval(row, "PSNR")
+        if mine is None or other is None or row.lead_db is None:
+            continue
+        if mine[1] <= other[2] and other[1] <= mine[2]:
+            lead = f"{row.lead_db:+.1f} dB ({row.lead_low:+.1f} to {row.lead_high:+.1f})"
+            told.append(f"{lead} from *{row.method}*")
+    return f" Prompt by prompt its PSNR is {_list(told)}." if told else ""
 
 
 def _standing(

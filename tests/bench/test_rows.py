@@ -30,6 +30,15 @@ def test_times_are_compared_batch_by_batch() -> None:
     assert row["flickering"] is None
 
 
+def test_prompts_are_compared_with_ours_one_by_one() -> None:
+    ours = [Record("trajectory", 2.0, k, 1.0, {"psnr": [60.0 - k, 40.0]}) for k in (1, 0)]
+    rival = [Record("rival", 2.0, k, 1.0, {"psnr": [57.0 - k, 37.0]}) for k in (0, 1)]
+    row = make_row(EMPTY, rival, FULL, ours)
+    # Prompts differ by 20 dB, the two methods by 3 on every prompt.
+    assert (row["lead_db"], row["lead_low"], row["lead_high"]) == (3.0, 3.0, 3.0)
+    assert make_row(EMPTY, rival, FULL)["lead_db"] is None
+
+
 def test_a_method_that_cannot_take_part_keeps_its_reason(tmp_path: Path) -> None:
     silent = BenchRow("m", "T-GATE", 2.0, 30, why_not="no cross-attention")
     row = make_row(silent, [], FULL)

@@ -60,6 +60,10 @@ def test_no_lead_is_said(load: Callable[[str], Any]) -> None:
         "At 2x trajectory has the best mean, with an interval that overlaps that of *uniform*, in "
         "PSNR; is behind *uniform* (intervals apart) in LPIPS."
     )
+    paired = row("uniform", 49.0, lead_db=1.0, lead_low=0.84, lead_high=1.2)
+    assert verdict([ours, paired]).endswith(
+        " in PSNR. Prompt by prompt its PSNR is +1.0 dB (+0.8 to +1.2) from *uniform*."
+    )
     better = row("uniform", 51.0)
     assert "is behind *uniform* (intervals overlap) in PSNR" in verdict([ours, better])
     many = [row(f"rival {k}", 60.0 + k, spread=20.0) for k in range(6)]

@@ -54,7 +54,7 @@ def test_tables_hold_the_numbers_best_first_and_say_why_not(results: Path) -> No
     assert page.index("61.25") < page.index("40.00 <small>")
     assert "not applicable: no cross-attention &amp; no &lt;hope&gt;" in page
     assert "not available" in page  # ours has no LPIPS
-    assert "0.1000 <small>0.0000 to 0.2000</small>" in page
+    assert "0.100000 <small>0.000000 to 0.200000</small>" in page
     assert "<m>" not in page
     assert "123 kB" in page
 

@@ -114,7 +114,12 @@ class Bench:
         distances = self._distances(entries, samples, tell)
         full = list(journal.of("full", 1.0))
         rows = [
-            make_row(row, list(journal.of(row.method, row.budget)), full)
+            make_row(
+                row,
+                list(journal.of(row.method, row.budget)),
+                full,
+                [] if row.method in ("full", OURS[0]) else list(journal.of(OURS[0], row.budget)),
+            )
             | {"fid": distances.get((row.method, row.budget))}
             for row in (self._row(entry, costs) for entry in entries)
         ]

@@ -35,6 +35,7 @@ class BenchRow:
         speedup_high: its upper quartile.
         cached_bytes: tensors alive in the middle of a run, beyond those of a full run.
         psnr_db: mean PSNR to the full run, with the ends of its 95 % interval.
+        lead_db: mean over prompts of how much closer trajectory is at this budget, likewise.
         ssim: mean SSIM, likewise.
         lpips: mean LPIPS (AlexNet), likewise; None without its weights.
         flickering: of videos, mean of VBench's temporal flickering, likewise; 1 is a still.
@@ -58,6 +59,9 @@ class BenchRow:
     psnr_db: float | None = None
     psnr_low: float | None = None
     psnr_high: float | None = None
+    lead_db: float | None = None
+    lead_low: float | None = None
+    lead_high: float | None = None
     ssim: float | None = None
     ssim_low: float | None = None
     ssim_high: float | None = None
@@ -92,13 +96,19 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     return median(ranked), ranked[math.floor(quarter)], ranked[math.ceil(3 * quarter)]
 
 
-def make_row(row: BenchRow, records: Sequence[Record], full: Sequence[Record]) -> dict[str, Any]:
+def make_row(
+    row: BenchRow,
+    records: Sequence[Record],
+    full: Sequence[Record],
+    ours: Sequence[Record] = (),
+) -> dict[str, Any]:
     """Fill a row with what was measured.
 
     Args:
         row: what is known before: names, cost, or why there are no numbers.
         records: of the entry.
         full: of the full run, which every time is compared with batch by batch.
+        ours: of our method at the same budget, which PSNR is compared with prompt by prompt.
     """
     filled: dict[str, Any] = asdict(row)
     if not records:
@@ -113,13 +123,26 @@ def make_row(row: BenchRow, records: Sequence[Record], full: Sequence[Record]) -
         "speedup_low": round(low, 3),
         "speedup_high": round(high, 3),
     }
-    for metric, digits in (("psnr", 2), ("ssim", 5), ("lpips", 5), ("flickering", 5)):
+    for metric, digits in (("psnr", 2), ("ssim", 7), ("lpips", 7), ("flickering", 5)):
         values = [value for record in records for value in record.scores.get(metric, [])]
         if values:
             mean, low, high = _interval(values, digits)
             name = "psnr_db" if metric == "psnr" else metric
             filled |= {name: mean, f"{metric}_low": low, f"{metric}_high": high}
+    if ours:
+        leads = _leads(ours, records)
+        filled |= dict(zip(("lead_db", "lead_low", "lead_high"), _interval(leads, 2), strict=True))
     return filled
+
+
+def _leads(ours: Sequence[Record], records: Sequence[Record]) -> list[float]:
+    """How much closer our method is to the full run, prompt by prompt, in dB."""
+    mine = {record.batch: record.scores["psnr"] for record in ours}
+    return [
+        a - b
+        for record in records
+        for a, b in zip(mine[record.batch], record.scores["psnr"], strict=True)
+    ]
 
 
 def write_results(

@@ -66,8 +66,8 @@ def quality_table(rows: Sequence[BenchRow]) -> str:
                 f"{row.speedup or 0.0:.2f}x",
                 f"{row.seconds or 0.0:.2f} s",
                 *(show(row) for show in more.values()),
-                _interval(row.lpips, row.lpips_low, row.lpips_high, 4),
-                _interval(row.ssim, row.ssim_low, row.ssim_high, 4),
+                _interval(row.lpips, row.lpips_low, row.lpips_high, 6),
+                _interval(row.ssim, row.ssim_low, row.ssim_high, 5),
                 _interval(row.psnr_db, row.psnr_low, row.psnr_high, 2),
             ]
         )
