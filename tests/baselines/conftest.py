@@ -22,8 +22,19 @@ def _subject(name: str) -> Subject:
 
 @pytest.fixture(params=["flux", "wan", "cogvideox"])
 def subject(request: pytest.FixtureRequest) -> Subject:
-    """A pipeline of every kind, with four blocks and its untouched run."""
+    """A pipeline of every kind of diffusers, with four blocks and its untouched run."""
     return _subject(request.param)
+
+
+@pytest.fixture(params=["flux", "wan", "cogvideox", "opensora"])
+def any_subject(request: pytest.FixtureRequest) -> Subject:
+    """The same, and the one that diffusers does not have."""
+    return _subject(request.param)
+
+
+@pytest.fixture
+def opensora() -> Subject:
+    return _subject("opensora")
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tests.baselines.rivals import build, run
-from tests.integration.tiny import CASES
+from tests.baselines.rivals import CASES, build, run
 
 _FRESH: dict[str, Any] = {}
 

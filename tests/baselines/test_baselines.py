@@ -12,7 +12,11 @@ from ertacache.baselines import BASELINES, Baseline, Knob, NotApplicableError
 from tests.baselines.rivals import STEPS, Subject, attributes
 from tests.integration.tiny import CASES
 
-NOT_APPLICABLE = {("flux", "T-GATE"), ("cogvideox", "T-GATE")}
+UNLISTED = ("FirstBlockCache", "MagCache", "TaylorSeer", "SeaCache")
+UNKNOWN = ("FasterCache", "DBCache", "DBCache + TaylorSeer")
+NOT_APPLICABLE = {("flux", "T-GATE"), ("cogvideox", "T-GATE")} | {
+    ("opensora", name) for name in UNLISTED + UNKNOWN
+}
 NAMES = list(BASELINES)
 
 
@@ -59,26 +63,32 @@ def test_names() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_where_they_apply(name: str, subject: Subject) -> None:
-    reason = BASELINES[name].applies(subject.pipe)
-    assert (reason is not None) == ((subject.name, name) in NOT_APPLICABLE)
+def test_where_they_apply(name: str, any_subject: Subject) -> None:
+    reason = BASELINES[name].applies(any_subject.pipe)
+    assert (reason is not None) == ((any_subject.name, name) in NOT_APPLICABLE)
+
+
+@pytest.mark.parametrize("name", UNLISTED)
+def test_blocks_that_diffusers_does_not_find(name: str, opensora: Subject) -> None:
+    told = "diffusers does not know where OpenSoraTransformer3DModel keeps its blocks"
+    assert BASELINES[name].applies(opensora.pipe) == told
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_detach_leaves_nothing(name: str, subject: Subject) -> None:
-    rival = ready(name, subject)
-    before = attributes(subject.pipe)
-    knob, value = bold(rival, subject)
-    with rival.attach(subject.pipe, value, num_inference_steps=STEPS) as handle:
-        first = subject.generate()
-        assert not torch.equal(first, subject.untouched)
-        assert torch.equal(subject.generate(), first)  # the second run is the first one again
+def test_detach_leaves_nothing(name: str, any_subject: Subject) -> None:
+    rival = ready(name, any_subject)
+    before = attributes(any_subject.pipe)
+    knob, value = bold(rival, any_subject)
+    with rival.attach(any_subject.pipe, value, num_inference_steps=STEPS) as handle:
+        first = any_subject.generate()
+        assert not torch.equal(first, any_subject.untouched)
+        assert torch.equal(any_subject.generate(), first)  # the second run is the first one again
         assert handle.stats.reused > 0
         assert (handle.stats.cached_bytes == 0) == (name == "fewer steps")
-    assert attributes(subject.pipe) == before
-    assert torch.equal(subject.generate(), subject.untouched)
+    assert attributes(any_subject.pipe) == before
+    assert torch.equal(any_subject.generate(), any_subject.untouched)
     with pytest.raises(ValueError, match=knob.name):
-        rival.attach(subject.pipe, knob.high + 1, num_inference_steps=STEPS)
+        rival.attach(any_subject.pipe, knob.high + 1, num_inference_steps=STEPS)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,14 +12,14 @@ from tests.baselines.rivals import STEPS, Subject, count
 WIDE = PAB(timesteps=(-1, 2000))
 
 
-def test_same_bits_as_used_directly(subject: Subject) -> None:
-    changes = {"guidance_scale": 1.0} if subject.name == "wan" else {}
+def test_same_bits_as_used_directly(any_subject: Subject) -> None:
+    changes = {"guidance_scale": 1.0} if any_subject.name == "wan" else {}
     for rival in (PAB(), WIDE):
-        expected = directly(subject.name, lambda pipe, r=rival: r.config(pipe, 3), **changes)
-        with rival.attach(subject.pipe, 3, num_inference_steps=STEPS) as handle:
-            assert torch.equal(subject.generate(**changes), expected)
+        expected = directly(any_subject.name, lambda pipe, r=rival: r.config(pipe, 3), **changes)
+        with rival.attach(any_subject.pipe, 3, num_inference_steps=STEPS) as handle:
+            assert torch.equal(any_subject.generate(**changes), expected)
         assert handle.stats.reused > 0
-    assert torch.equal(subject.generate(), subject.untouched)
+    assert torch.equal(any_subject.generate(), any_subject.untouched)
 
 
 def test_every_nth_step_of_both_branches(wan: Subject) -> None:
@@ -33,6 +33,23 @@ def test_every_nth_step_of_both_branches(wan: Subject) -> None:
     assert len(own) == 2 * 4  # steps 0, 2, 4, 6
     assert len(cross) == 2 * 2  # steps 0 and 6
     assert handle.stats == Stats("attention layers", 4 * (8 + 4), 4 * (32 - 12))
+
+
+def test_published_settings_of_opensora(opensora: Subject) -> None:
+    spatial, temporal = opensora.network.spatial_blocks[0], opensora.network.temporal_blocks[0]
+    with (
+        WIDE.attach(opensora.pipe, 2, num_inference_steps=STEPS) as handle,
+        count(spatial.attn.qkv) as space,
+        count(temporal.attn.qkv) as time,
+        count(spatial.cross_attn.proj) as cross,
+        count(temporal.cross_attn.proj) as again,
+    ):
+        opensora.generate()
+    assert len(space) == 4  # steps 0, 2, 4, 6
+    assert len(time) == 2  # steps 0 and 4
+    assert len(cross) == len(again) == 2  # steps 0 and 6
+    assert handle.stats == Stats("attention layers", 2 * (4 + 2 + 2 + 2), 2 * (4 * 8 - 10))
+    assert PAB().config(opensora.pipe, 2).temporal_attention_timestep_skip_range == (450, 930)
 
 
 def test_a_branch_never_gets_the_attention_of_the_other(wan: Subject) -> None:

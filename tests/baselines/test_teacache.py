@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 
 from ertacache.baselines import BASELINES, NotApplicableError, Stats
-from ertacache.baselines.blocks import BlockCall, Decision
+from ertacache.baselines.blocks import BlockCall, BlockStack, Decision
+from ertacache.baselines.clock import Clock
 from ertacache.baselines.teacache import (
     PUBLISHED,
+    Signal,
     TeaCache,
     TeaCacheRule,
     evaluate,
@@ -72,14 +76,14 @@ def test_fit_finds_a_known_polynomial() -> None:
     assert evaluate(fit_polynomial([0.5], [2.0]), 0.5) == pytest.approx(2.0)
 
 
-def test_only_ends_are_computed_under_a_huge_threshold(subject: Subject) -> None:
-    rival = TeaCache().calibrate(subject.pipe, subject.runs)
+def test_only_ends_are_computed_under_a_huge_threshold(any_subject: Subject) -> None:
+    rival = TeaCache().calibrate(any_subject.pipe, any_subject.runs)
     assert len(rival.polynomial) == 5
-    with rival.attach(subject.pipe, 100.0, num_inference_steps=STEPS) as handle:
-        assert not torch.equal(subject.generate(), subject.untouched)
-    calls = BLOCKS * subject.branches
+    with rival.attach(any_subject.pipe, 100.0, num_inference_steps=STEPS) as handle:
+        assert not torch.equal(any_subject.generate(), any_subject.untouched)
+    calls = BLOCKS * any_subject.branches
     assert handle.stats == Stats("blocks", 2 * calls, (STEPS - 2) * calls)
-    assert torch.equal(subject.generate(), subject.untouched)
+    assert torch.equal(any_subject.generate(), any_subject.untouched)
 
 
 def test_nothing_is_reused_under_a_tiny_threshold(subject: Subject) -> None:
@@ -106,3 +110,24 @@ def test_unknown_modulation_is_named(sd3: Subject) -> None:
     assert reason == "TeaCache has no rule for the modulated input of JointTransformerBlock"
     with pytest.raises(NotApplicableError, match="JointTransformerBlock"):
         TeaCache(polynomial=IDENTITY).attach(sd3.pipe, 0.1, num_inference_steps=STEPS)
+
+
+def test_opensora_is_watched_at_what_its_first_attention_is_given(opensora: Subject) -> None:
+    seen: list[torch.Tensor] = []
+    layer = opensora.network.spatial_blocks[0].attn
+    hook = layer.register_forward_hook(lambda m, args, out: seen.append(args[0]))
+    with ExitStack() as undo:
+        signal, found = Signal(opensora.network, undo), list[torch.Tensor]()
+        clock = Clock(opensora.pipe)
+        undo.callback(clock.remove)
+
+        def look(call: BlockCall) -> Decision:
+            found.append(signal(call).flatten(0, 1))
+            return Decision()
+
+        undo.callback(BlockStack(opensora.network, clock, look).remove)
+        opensora.generate()
+    hook.remove()
+    assert len(found) == STEPS
+    for one, other in zip(found, seen, strict=True):
+        assert torch.equal(one, other)

@@ -78,6 +78,36 @@ def test_without_guidance_there_is_one_branch(wan: Subject) -> None:
     assert len(cross) == 4
 
 
+def test_branches_in_one_batch(opensora: Subject) -> None:
+    """Behind the gate the network sees the half with the text, and guidance finds it twice."""
+    sizes: list[int] = []
+    outputs: list[torch.Tensor] = []
+    crosses: list[torch.Tensor] = []
+    block = opensora.network.spatial_blocks[0]
+    with TGate(sp_interval=1).attach(opensora.pipe, 3, num_inference_steps=STEPS) as handle:
+        hooks = [
+            block.mlp.register_forward_hook(lambda m, a, o: sizes.append(len(o))),
+            block.cross_attn.register_forward_hook(lambda m, a, o: crosses.append(o)),
+            opensora.network.register_forward_hook(lambda m, a, o: outputs.append(o[0])),
+        ]
+        opensora.generate()
+        for hook in hooks:
+            hook.remove()
+    assert sizes == [2] * 3 + [1] * (STEPS - 3)
+    for k, output in enumerate(outputs):
+        text, empty = output.chunk(2)
+        assert torch.equal(text, empty) == (k >= 3)
+    torch.testing.assert_close(crosses[3], crosses[2].mean(0, keepdim=True))
+    assert handle.stats.reused == BLOCKS * (STEPS - 3)
+    # The kept half is the prompt's: another negative prompt changes nothing behind the gate.
+    network, given = opensora.network, list[torch.Tensor]()
+    hook = network.y_embedder.register_forward_hook(lambda m, a, o: given.append(a[0]))
+    with TGate().attach(opensora.pipe, 1, num_inference_steps=STEPS):
+        opensora.generate()
+    hook.remove()
+    assert torch.equal(given[1], given[0][:1])
+
+
 @pytest.mark.parametrize(
     ("name", "block"), [("flux", "FluxTransformerBlock"), ("cogvideox", "CogVideoXBlock")]
 )

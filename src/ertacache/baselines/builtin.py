@@ -24,6 +24,7 @@ from ertacache.baselines.compat import (
     reset_caches,
     tensors_within,
     why_no_blocks,
+    why_not_listed,
     why_not_one_network,
 )
 from ertacache.baselines.interface import Handle, NotApplicableError, Stats
@@ -52,7 +53,7 @@ def why_no_cache(pipe: Pipeline) -> str | None:
 
 def why_no_block_cache(pipe: Pipeline) -> str | None:
     """The same for caches that need to know the blocks."""
-    return why_no_cache(pipe) or why_no_blocks(pipe)
+    return why_no_cache(pipe) or why_no_blocks(pipe) or why_not_listed(one_network(pipe))
 
 
 def block_modules(pipe: Pipeline) -> list[nn.Module]:

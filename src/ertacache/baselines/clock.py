@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -17,9 +17,23 @@ from ertacache.integration.fingerprints import find_denoisers
 from ertacache.integration.run import held_bytes
 from ertacache.integration.scheduler import SchedulerPatch, StepCall
 
-__all__ = ["Around", "Clock", "first_tensor"]
+__all__ = ["Around", "Clock", "Compute", "first_tensor"]
 
-Around = Callable[[Callable[[], Any]], Any]
+
+class Compute(Protocol):
+    """A call of the network that is about to be made."""
+
+    @property
+    def batch(self) -> int:
+        """The rows of its batch."""
+        ...
+
+    def __call__(self, rows: slice | None = None) -> Any:
+        """Make the call, with some rows of its batch only if ``rows`` are given."""
+        ...
+
+
+Around = Callable[[Compute], Any]
 """Stands around a call of the network: is given the call itself, returns an output."""
 
 
@@ -144,10 +158,34 @@ class _CallHook(ModelHook):
             clock.enter()
             if self._around is None:
                 return forward(*args, **kwargs)
-            return self._around(lambda: forward(*args, **kwargs))
+            return self._around(_Call(forward, args, kwargs))
         except BaseException:
             clock.stop()
             raise
+
+
+class _Call:
+    """A ``Compute``; its rows are those of the first tensor among the arguments."""
+
+    def __init__(self, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._forward, self._args, self._kwargs = forward, args, kwargs
+
+    @property
+    def batch(self) -> int:
+        given = (*self._args, *self._kwargs.values())
+        return len(next(one for one in given if isinstance(one, Tensor)))
+
+    def __call__(self, rows: slice | None = None) -> Any:
+        if rows is None:
+            return self._forward(*self._args, **self._kwargs)
+        batch = self.batch
+
+        def part(given: Any) -> Any:
+            whole = isinstance(given, Tensor) and given.ndim > 0 and len(given) == batch
+            return given[rows] if whole else given
+
+        args = [part(given) for given in self._args]
+        return self._forward(*args, **{name: part(v) for name, v in self._kwargs.items()})
 
 
 def first_tensor(output: Any) -> Tensor:

@@ -32,6 +32,7 @@ __all__ = [
     "reset_caches",
     "tensors_within",
     "why_no_blocks",
+    "why_not_listed",
     "why_not_one_network",
 ]
 
@@ -75,7 +76,18 @@ class Block:
 
 
 def find_blocks(network: nn.Module) -> list[Block]:
-    """Return the blocks of a network in the order in which it calls them; none if unknown."""
+    """Return the blocks of a network in the order in which it calls them; none if unknown.
+
+    A network that diffusers does not have tells them itself, as ``ordered_blocks``; they take
+    ``hidden_states`` and return nothing else.
+    """
+    told: list[nn.Module] | None = getattr(unwrap(network), "ordered_blocks", None)
+    if told is None:
+        return _listed_blocks(network)
+    return [Block(b, _signature(b), "hidden_states", "", 0, None) for b in told]
+
+
+def _listed_blocks(network: nn.Module) -> list[Block]:
     blocks: list[Block] = []
     for name, children in unwrap(network).named_children():
         if name in _ALL_TRANSFORMER_BLOCK_IDENTIFIERS and isinstance(children, nn.ModuleList):
@@ -91,12 +103,16 @@ def find_blocks(network: nn.Module) -> list[Block]:
 def _block(module: nn.Module, data: Any) -> Block:
     return Block(
         module,
-        inspect.signature(type(unwrap(module)).forward),
+        _signature(module),
         data.hidden_states_argument_name,
         data.encoder_hidden_states_argument_name,
         data.return_hidden_states_index or 0,
         data.return_encoder_hidden_states_index,
     )
+
+
+def _signature(module: nn.Module) -> inspect.Signature:
+    return inspect.signature(type(unwrap(module)).forward)
 
 
 def find_attention(network: nn.Module) -> list[nn.Module]:
@@ -126,6 +142,13 @@ def why_no_blocks(pipe: Pipeline) -> str | None:
     if len(find_blocks(network)) < 2:
         return f"diffusers has no metadata for two or more blocks of {type(network).__name__}"
     return None
+
+
+def why_not_listed(network: nn.Module) -> str | None:
+    """Say that diffusers, which looks for blocks in lists of certain names, finds none."""
+    if _listed_blocks(network):
+        return None
+    return f"diffusers does not know where {type(network).__name__} keeps its blocks"
 
 
 def has_cache(network: nn.Module) -> bool:

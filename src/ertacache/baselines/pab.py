@@ -1,7 +1,7 @@
 """Pyramid Attention Broadcast (Zhao et al. 2024), run from diffusers.
 
-Attention outputs are reused on all but every N-th step while the timestep is in a range;
-cross-attention, which changes less, three times as long.
+Attention outputs are reused on all but every N-th step while the timestep is in a range; attention
+over time, which changes less, twice as long, and cross-attention three times.
 """
 
 from __future__ import annotations
@@ -22,16 +22,39 @@ _HOOK = "pyramid_attention_broadcast"
 
 
 @dataclass(frozen=True)
+class Published:
+    """What is published for a network.
+
+    Attributes:
+        timesteps: the range in which attention is reused.
+        spatial: where attention over space is; diffusers' own names if empty.
+        temporal: where attention over time is, if a network keeps it apart.
+    """
+
+    timesteps: tuple[int, int] = (100, 850)
+    spatial: tuple[str, ...] = ()
+    temporal: tuple[str, ...] = ()
+
+
+# Open-Sora's table of reused feed-forward layers is not among what diffusers implements.
+PUBLISHED = {
+    "CogVideoXTransformer3DModel": Published(),
+    "OpenSoraTransformer3DModel": Published((450, 930), ("spatial_blocks",), ("temporal_blocks",)),
+}
+
+
+@dataclass(frozen=True)
 class PAB:
     """Pyramid Attention Broadcast.
 
     Attributes:
         name: its row in the tables.
-        timesteps: the range in which attention is reused; published for CogVideoX.
+        timesteps: the range in which attention is reused; None is the published one, for other
+            networks that of CogVideoX.
     """
 
     name: str = "PAB"
-    timesteps: tuple[int, int] = (100, 850)
+    timesteps: tuple[int, int] | None = None
 
     def applies(self, pipe: Pipeline) -> str | None:
         """It needs a network on which diffusers offers caches."""
@@ -47,12 +70,24 @@ class PAB:
 
     def config(self, pipe: Any, skip_range: int) -> PyramidAttentionBroadcastConfig:
         """The configuration for diffusers' own call."""
+        known = PUBLISHED.get(type(one_network(pipe)).__name__, Published())
+        timesteps = self.timesteps or known.timesteps
+        longer = skip_range if skip_range > 1 else 0  # a range of 1 reuses nothing at all
+        more: dict[str, Any] = {}
+        if known.spatial:
+            more["spatial_attention_block_identifiers"] = known.spatial
+        if known.temporal:
+            more["temporal_attention_block_identifiers"] = known.temporal
+            more["temporal_attention_block_skip_range"] = max(1, 2 * longer)
+            more["temporal_attention_timestep_skip_range"] = timesteps
+            more["cross_attention_block_identifiers"] = known.spatial + known.temporal
         return PyramidAttentionBroadcastConfig(  # type: ignore[no-untyped-call]
             spatial_attention_block_skip_range=skip_range,
-            cross_attention_block_skip_range=3 * skip_range if skip_range > 1 else 1,
-            spatial_attention_timestep_skip_range=self.timesteps,
-            cross_attention_timestep_skip_range=self.timesteps,
+            cross_attention_block_skip_range=max(1, 3 * longer),
+            spatial_attention_timestep_skip_range=timesteps,
+            cross_attention_timestep_skip_range=timesteps,
             current_timestep_callback=lambda: pipe.current_timestep,
+            **more,
         )
 
     def attach(self, pipe: Pipeline, knob: float, *, num_inference_steps: int) -> Handle:

@@ -28,6 +28,7 @@ PUBLISHED: dict[str, tuple[float, ...]] = {
     "FLUX.1": (498.651651, -283.781631, 55.8554382, -3.82021401, 0.264230861),
     "Wan2.1-T2V-1.3B": (2396.76752, -1311.10545, 201.331979, -8.29855975, 0.137887774),
     "CogVideoX-2b": (-31.0658903, 25.4732368, -5.92380459, 1.75769064, -0.00361568434),
+    "OpenSora-STDiT-v3": (217.546007, -118.329252, 26.8662585, -0.0459364272, 0.048442624),
     "CogVideoX-5b": (-1538.80483, 843.202495, -134.363087, 7.97131516, -0.0523162339),
 }
 """Polynomials of published checkpoints by a part of their name, highest degree first."""
@@ -166,12 +167,20 @@ _SIGNALS: dict[str, Callable[[BlockCall, list[Tensor]], Tensor]] = {
     "FluxTransformerBlock": lambda call, time: _flux(call),
     "WanTransformerBlock": lambda call, time: time[0],
     "CogVideoXBlock": lambda call, time: call.arguments["temb"],
+    "OpenSoraBlock": lambda call, time: _opensora(call),
 }
 
 
 def _flux(call: BlockCall) -> Tensor:
     norm: Any = call.block.norm1
     modulated: Tensor = norm(call.arguments["hidden_states"], emb=call.arguments["temb"])[0]
+    return modulated
+
+
+def _opensora(call: BlockCall) -> Tensor:
+    block: Any = call.block
+    given = (call.arguments[name] for name in ("hidden_states", "modulation"))
+    modulated: Tensor = block.modulated_input(*given)
     return modulated
 
 

@@ -2,8 +2,8 @@
 
 Before the gate self-attention is reused but for every fifth step after the warm-up. At the gate
 cross-attention is cached as the mean of both guidance branches; behind it cross-attention comes
-from the cache and guidance is dropped, so that one branch is computed. Needs a cross-attention of
-its own in every block.
+from the cache and guidance is dropped, so that one branch is computed: one call of two, or one half
+of the batch. Needs a cross-attention of its own in every block.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from ertacache.baselines.clock import Clock
+from ertacache.baselines.clock import Clock, Compute
 from ertacache.baselines.compat import find_blocks, one_network, why_no_blocks
 from ertacache.baselines.interface import Handle, Knob, NotApplicableError, Runs, Stats, require
 from ertacache.integration.compat import HookSeat, ModelHook, Pipeline
 
 __all__ = ["TGate"]
+
+_NAMES = (("attn1", "attn2"), ("attn", "cross_attn"))  # self- and cross-attention of a block
+_TEXT_FIRST = ("OpenSoraTransformer3DModel",)  # the first half of a batch; elsewhere the second
 
 
 @dataclass(frozen=True)
@@ -122,23 +126,27 @@ class _GatedRun:
         assert self._clock is not None
         return self._clock.branch
 
-    def call(self, compute: Callable[[], Any]) -> Any:
+    def call(self, compute: Compute) -> Any:
         """Stand around the network: behind the gate the second branch repeats the first."""
         if self._step < self._gate:
             return compute()
-        if self._branch == 0:
-            self._check_guidance()
-            self._conditional = compute()
-        else:
+        if self._branch > 0:
             self.reused += 2 * len(find_blocks(one_network(self._pipe)))
+        elif self._batched:
+            self._conditional = _twice(compute(self._text_half(compute.batch)))
+        else:
+            self._conditional = compute()
         return self._conditional
 
-    def _check_guidance(self) -> None:
+    @property
+    def _batched(self) -> bool:
+        """Whether both branches are rows of one call: there is guidance, and one call per step."""
         guided = bool(getattr(self._pipe, "do_classifier_free_guidance", False))
-        if guided and self._cross and all(len(kept) == 1 for kept in self._cross.values()):
-            raise NotApplicableError(
-                "T-GATE drops one guidance branch, but the pipeline runs both in one batch"
-            )
+        return guided and all(len(kept) == 1 for kept in self._cross.values())
+
+    def _text_half(self, batch: int) -> slice:
+        first = type(one_network(self._pipe)).__name__ in _TEXT_FIRST
+        return slice(0, batch // 2) if first else slice(batch // 2, batch)
 
     def attend(self, layer: nn.Module, cross: bool, compute: Callable[[], Any]) -> Any:
         """Stand in for an attention layer."""
@@ -160,7 +168,8 @@ class _GatedRun:
         if self._step >= self._gate:
             self.reused += 1
             kept = self._cross[layer]
-            return sum(kept[1:], kept[0]) / len(kept)
+            branches = kept[0].chunk(2) if self._batched else kept
+            return sum(branches[1:], branches[0]) / len(branches)
         self.computed += 1
         output = compute()
         if self._step == self._gate - 1:
@@ -180,7 +189,17 @@ class _AttentionHook(ModelHook):
 
 def _attention(block: nn.Module) -> tuple[nn.Module, nn.Module] | None:
     """The self- and the cross-attention of a block, None if it has not both."""
-    own, cross = getattr(block, "attn1", None), getattr(block, "attn2", None)
-    if own is None or cross is None or not getattr(cross, "is_cross_attention", False):
-        return None
-    return own, cross
+    for names in _NAMES:
+        own, cross = (getattr(block, name, None) for name in names)
+        if own is not None and cross is not None and getattr(cross, "is_cross_attention", False):
+            return own, cross
+    return None
+
+
+def _twice(output: Any) -> Any:
+    """The output of one half of a batch, for both."""
+    if isinstance(output, Tensor):
+        return torch.cat([output, output])
+    if isinstance(output, tuple) and output and isinstance(output[0], Tensor):
+        return (_twice(output[0]), *output[1:])
+    raise NotApplicableError("T-GATE cannot repeat what the network returned for half of its batch")

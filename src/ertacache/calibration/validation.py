@@ -43,6 +43,7 @@ __all__ = [
 MIN_PSNR = "min psnr"
 """Key of the wished PSNR in a policy's provenance."""
 
+WORTHWHILE = 3.0  # dB ahead of what needs no calibration: half of the squared error
 ANOTHER_PICTURE = 20.0  # dB below which a result is no longer the picture of the full run
 IDENTICAL = 100.0  # dB that an identical picture counts for in a mean
 
@@ -185,10 +186,11 @@ def pays(rows: Sequence[ValidationRow]) -> str | None:
     if policy.speedup < 1.1:
         return f"not worth it: the policy is {policy.speedup:.2f} times as fast as the full run"
     best = max(others, key=lambda row: row.psnr, default=None)
-    if best is not None and policy.psnr < best.psnr and not math.isinf(policy.psnr):
+    if best is not None and policy.psnr < best.psnr + WORTHWHILE and not math.isinf(policy.psnr):
+        nearly = "closer" if policy.psnr < best.psnr else "nearly as close"
         return (
-            f"not worth it: {best.method} is closer to the full run, "
-            f"{best.psnr:.1f} dB against {policy.psnr:.1f}"
+            f"not worth it: {best.method}, which needs no calibration, is {nearly} to the full "
+            f"run, {best.psnr:.1f} dB against {policy.psnr:.1f}"
         )
     if policy.psnr < ANOTHER_PICTURE:
         return (

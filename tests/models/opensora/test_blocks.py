@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ertacache.models.opensora.blocks import (
     CrossAttention,
+    OpenSoraBlock,
     RotaryEmbedding,
-    TransformerBlock,
     rotate,
 )
 
@@ -21,8 +21,8 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-def block(*, temporal: bool) -> TransformerBlock:
-    return TransformerBlock(DIM, heads=2, mlp_ratio=2.0, qk_norm=True, temporal=temporal).eval()
+def block(*, temporal: bool) -> OpenSoraBlock:
+    return OpenSoraBlock(DIM, heads=2, mlp_ratio=2.0, qk_norm=True, temporal=temporal).eval()
 
 
 def changed(temporal: bool) -> Tensor:

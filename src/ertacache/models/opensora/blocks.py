@@ -7,6 +7,7 @@ are those of the published weights. Knows nothing of patches, timesteps or pipel
 from __future__ import annotations
 
 import torch
+from diffusers.models.attention import AttentionModuleMixin
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -14,9 +15,9 @@ __all__ = [
     "CrossAttention",
     "FeedForward",
     "FinalLayer",
+    "OpenSoraBlock",
     "RotaryEmbedding",
     "SelfAttention",
-    "TransformerBlock",
     "modulate",
     "rotate",
 ]
@@ -76,8 +77,12 @@ class FeedForward(nn.Module):
         return output
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(nn.Module, AttentionModuleMixin):
     """Attention within a sequence, queries and keys normalised before they are rotated."""
+
+    is_cross_attention = False
+    processor = None  # type: ignore[assignment]
+    _supports_qkv_fusion = False  # it has one projection already
 
     def __init__(self, dim: int, *, heads: int, qk_norm: bool) -> None:
         """Divide ``dim`` channels among ``heads``."""
@@ -100,8 +105,12 @@ class SelfAttention(nn.Module):
         return projected
 
 
-class CrossAttention(nn.Module):
+class CrossAttention(nn.Module, AttentionModuleMixin):
     """Attention of all patches of a video to its text."""
+
+    is_cross_attention = True
+    processor = None  # type: ignore[assignment]
+    _supports_qkv_fusion = False
 
     def __init__(self, dim: int, *, heads: int) -> None:
         """Divide ``dim`` channels among ``heads``."""
@@ -125,7 +134,7 @@ class CrossAttention(nn.Module):
         return projected.view_as(hidden_states)
 
 
-class TransformerBlock(nn.Module):
+class OpenSoraBlock(nn.Module):
     """Attention over the patches of each frame, or over the frames of each patch."""
 
     def __init__(
@@ -159,13 +168,20 @@ class TransformerBlock(nn.Module):
             rotary: angles of the frames, for a temporal block.
         """
         x: Tensor = hidden_states
-        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = (
-            self.scale_shift_table + modulation
-        ).chunk(6, dim=2)
-        x = x + gate * self._attend(modulate(self.norm1(x), shift=shift, scale=scale), rotary)
+        _, _, gate, mlp_shift, mlp_scale, mlp_gate = self._factors(modulation)
+        x = x + gate * self._attend(self.modulated_input(x, modulation), rotary)
         x = x + self.cross_attn(x, text, text_mask)
         x = x + mlp_gate * self.mlp(modulate(self.norm2(x), shift=mlp_shift, scale=mlp_scale))
         return x
+
+    def modulated_input(self, hidden_states: Tensor, modulation: Tensor) -> Tensor:
+        """Return what the self-attention is given; the arguments are those of a call."""
+        shift, scale, *_ = self._factors(modulation)
+        return modulate(self.norm1(hidden_states), shift=shift, scale=scale)
+
+    def _factors(self, modulation: Tensor) -> tuple[Tensor, ...]:
+        """Shift, scale and gate of the self-attention, then those of the feed-forward layer."""
+        return (self.scale_shift_table + modulation).chunk(6, dim=2)
 
     def _attend(self, x: Tensor, rotary: Rotary | None) -> Tensor:
         if not self.temporal:

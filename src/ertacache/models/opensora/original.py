@@ -95,6 +95,9 @@ def load_original(
         state |= {key: value.to(dtype) for key, value in load_file(file).items()}
     _check(network, state, source)
     network.load_state_dict(state, assign=True)
+    note: Any = getattr(network, "register_to_config", None)
+    if note is not None:
+        note(_name_or_path=os.fspath(source))  # as diffusers does: some methods know checkpoints
     return network.eval()
 
 

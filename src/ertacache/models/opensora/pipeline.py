@@ -19,6 +19,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, T5EncoderModel
 
 from ertacache.models.opensora.conditioning import FrameConditioning, Generators
 from ertacache.models.opensora.guidance import GuidedVelocity
+from ertacache.models.opensora.inputs import check_call
 from ertacache.models.opensora.original import loaded
 from ertacache.models.opensora.output import OpenSoraPipelineOutput
 from ertacache.models.opensora.scheduler import RFlowScheduler
@@ -31,8 +32,6 @@ __all__ = ["OpenSoraPipeline"]
 
 StepEnd = Callable[..., dict[str, Any]]
 Source = str | os.PathLike[str]
-
-_OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 
 
 class OpenSoraPipeline(DiffusionPipeline):
@@ -75,6 +74,7 @@ class OpenSoraPipeline(DiffusionPipeline):
         self.register_modules(**words, **parts)  # type: ignore[no-untyped-call]
         self.video_processor = VideoProcessor(vae_scale_factor=vae.spatial_compression_ratio)
         self._guidance_scale, self._interrupt, self._num_timesteps = 1.0, False, 0
+        self._current_timestep: Tensor | None = None
 
     @classmethod
     def from_original(
@@ -119,6 +119,11 @@ class OpenSoraPipeline(DiffusionPipeline):
     def num_timesteps(self) -> int:
         """Steps of the present or last run."""
         return self._num_timesteps
+
+    @property
+    def current_timestep(self) -> Tensor | None:
+        """The timestep of the present step, None outside a run."""
+        return self._current_timestep
 
     @property
     def interrupt(self) -> bool:
@@ -208,7 +213,7 @@ class OpenSoraPipeline(DiffusionPipeline):
         callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
     ) -> OpenSoraPipelineOutput | tuple[Any]:
         """Generate; the arguments are explained at the class."""
-        _check(prompt, prompt_embeds, output_type, callback_on_step_end_tensor_inputs)
+        check_call(prompt, prompt_embeds, output_type, callback_on_step_end_tensor_inputs)
         video = describe_video(
             resolution, aspect_ratio, height=height, width=width, num_frames=num_frames, fps=fps
         )
@@ -267,6 +272,7 @@ class OpenSoraPipeline(DiffusionPipeline):
             for step, t in enumerate(scheduler.timesteps):
                 if self._interrupt:
                     continue
+                self._current_timestep = t
                 if frames is not None:
                     latents = frames.enter(latents, t)
                 v = velocity(latents, t, None if frames is None else frames.generated(t))
@@ -276,6 +282,7 @@ class OpenSoraPipeline(DiffusionPipeline):
                     changes = callback(self, step, t, {"latents": latents}) or {}
                     latents = changes.get("latents", latents)
                 bar.update()
+        self._current_timestep = None
         return latents
 
     def _decode(self, latents: Tensor, video: Video, output_type: str) -> Any:
@@ -283,17 +290,3 @@ class OpenSoraPipeline(DiffusionPipeline):
             return latents
         pixels = self.vae.decode(latents.to(self.vae.dtype), num_frames=video.num_frames).sample
         return self.video_processor.postprocess_video(pixels.float(), output_type)
-
-
-def _check(
-    prompt: Prompts | None,
-    prompt_embeds: Tensor | None,
-    output_type: str,
-    callback_inputs: Sequence[str],
-) -> None:
-    if (prompt is None) == (prompt_embeds is None):
-        raise ValueError("pass either prompt or prompt_embeds")
-    if output_type not in _OUTPUT_TYPES:
-        raise ValueError(f"output_type must be one of {_OUTPUT_TYPES}, got {output_type!r}")
-    if set(callback_inputs) - {"latents"}:
-        raise ValueError(f"callbacks are given the latents only, not {list(callback_inputs)}")

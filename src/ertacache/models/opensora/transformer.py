@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.models.cache_utils import CacheMixin
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor, nn
 
-from ertacache.models.opensora.blocks import FinalLayer, RotaryEmbedding, TransformerBlock
+from ertacache.models.opensora.blocks import FinalLayer, OpenSoraBlock, RotaryEmbedding
 from ertacache.models.opensora.embeddings import (
     CaptionEmbedder,
     PatchEmbed,
@@ -27,7 +28,7 @@ from ertacache.models.opensora.original import load_original, transformer_config
 __all__ = ["OpenSoraTransformer3DModel"]
 
 
-class OpenSoraTransformer3DModel(ModelMixin, ConfigMixin):  # type: ignore[misc]
+class OpenSoraTransformer3DModel(ModelMixin, ConfigMixin, CacheMixin):  # type: ignore[misc]
     """STDiT3: pairs of a spatial and a temporal block. The defaults are those of STDiT3-XL/2.
 
     Args:
@@ -52,7 +53,7 @@ class OpenSoraTransformer3DModel(ModelMixin, ConfigMixin):  # type: ignore[misc]
     """
 
     _supports_gradient_checkpointing = True
-    _no_split_modules = ["TransformerBlock"]  # type: ignore[assignment]  # noqa: RUF012
+    _no_split_modules = ["OpenSoraBlock"]  # type: ignore[assignment]  # noqa: RUF012
 
     @register_to_config  # type: ignore[untyped-decorator]
     def __init__(
@@ -90,10 +91,10 @@ class OpenSoraTransformer3DModel(ModelMixin, ConfigMixin):  # type: ignore[misc]
             "qk_norm": qk_norm,
         }
         self.spatial_blocks = nn.ModuleList(
-            TransformerBlock(dim, temporal=False, **kind) for _ in range(num_layers)
+            OpenSoraBlock(dim, temporal=False, **kind) for _ in range(num_layers)
         )
         self.temporal_blocks = nn.ModuleList(
-            TransformerBlock(dim, temporal=True, **kind) for _ in range(num_layers)
+            OpenSoraBlock(dim, temporal=True, **kind) for _ in range(num_layers)
         )
         self.final_layer = FinalLayer(dim, frames * rows * columns * out_channels)
         self.gradient_checkpointing = False
@@ -129,6 +130,12 @@ class OpenSoraTransformer3DModel(ModelMixin, ConfigMixin):  # type: ignore[misc]
         return load_original(
             cls, source, read_config=transformer_config, changes=config, dtype=dtype
         )
+
+    @property
+    def ordered_blocks(self) -> list[nn.Module]:
+        """The blocks in the order in which they run."""
+        pairs = zip(self.spatial_blocks, self.temporal_blocks, strict=True)
+        return [block for pair in pairs for block in pair]
 
     def null_text(self, length: int) -> Tensor:
         """Return what stands for no text, shape (length, caption channels)."""
@@ -178,9 +185,8 @@ class OpenSoraTransformer3DModel(ModelMixin, ConfigMixin):  # type: ignore[misc]
             grid[1], grid[2], dim=x.shape[1], scale=scale, device=x.device
         ).to(dtype)
         rotary = self.rope(grid[0])
-        for spatial, temporal in zip(self.spatial_blocks, self.temporal_blocks, strict=True):
-            x = self._run(spatial, x, text, mask, modulation)
-            x = self._run(temporal, x, text, mask, modulation, rotary)
+        for block in self.ordered_blocks:
+            x = self._run(block, x, text, mask, modulation, rotary)
         x = self._unpatchify(self.final_layer(x, time), grid, hidden_states.shape).float()
         return Transformer2DModelOutput(sample=x) if return_dict else (x,)
 
