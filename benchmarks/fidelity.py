@@ -11,11 +11,12 @@ All methods take turns on every batch; times are medians. Methods:
 
 the paper's each with all three parts, without timestep adjustment, and the policy alone (on the
 network also with one gain and bias per element in place of one per step); then plain reuse and
-fewer steps. Writes its rows into ``results/fidelity.json``, in place of older rows of the
-same models. The last line of standard output is the JSON of the rows, compact.
+fewer steps. Writes its rows into ``results/fidelity.json``, in place of older rows of the same
+models and methods. The last line of standard output is the JSON of the rows, compact.
 
     python benchmarks/fidelity.py                       # every bundled model
     python benchmarks/fidelity.py emoji-wan emoji-cogvideox
+    python benchmarks/fidelity.py --methods trajectory  # and what stands beside it in every run
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from rows import (
     Row,
     calibrate,
     mean_row,
+    read_rows,
     replace_rows,
     show_progress,
 )
@@ -132,7 +134,7 @@ def make_row(name: str, way: Way, shown: Tensor, *, truth: Tensor, full: Way) ->
 
 
 def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
-    """All rows of a model, the closest first."""
+    """The rows of a model."""
     pipe, call = load_pipeline(name), MODELS[name].call_arguments
     print(f"{name}: profile")
     prompts = load_prompts(name, "calibration")[: options.calibration]
@@ -156,6 +158,13 @@ def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
         make_row(name, way, result, truth=shown[0], full=ways[0])
         for way, result in zip(ways[1:], shown[1:], strict=True)
     ]
+    return rows
+
+
+def merge(old: list[Row], fresh: list[Row]) -> list[Row]:
+    """The fresh rows of a model, and the old ones of methods not measured again, best first."""
+    measured = {row["method"] for row in fresh}
+    rows = [row for row in old if row["method"] not in measured] + fresh
     return sorted(rows, key=lambda row: (-row["compute_steps"], -row["psnr_db"]))
 
 
@@ -178,7 +187,9 @@ def main(arguments: list[str] | None = None) -> None:
     rows: list[Row] = []
     for name in options.models:
         fresh = measure_model(name, options)
-        replace_rows(options.results, name, fresh)
+        kept = [] if set(options.methods) == set(GROUPS) else read_rows(options.results)
+        old = [row for row in kept if row["model"] == name]
+        replace_rows(options.results, name, merge(old, fresh))
         for row in fresh:
             print(f"{row['method']:64}{row['compute_steps']:4}{row['psnr_db']:8}{row['speedup']:8}")
         rows += fresh

@@ -69,7 +69,9 @@ def read_rows(path: Path) -> list[Row]:
 def replace_rows(path: Path, model: str, rows: Iterable[Row]) -> None:
     """Put the rows of a model in the place of its old ones."""
     others = [row for row in read_rows(path) if row["model"] != model]
-    path.write_text(json.dumps([*others, *rows], indent=1) + "\n")
+    order = {name: place for place, name in enumerate(MODELS)}
+    found = sorted([*others, *rows], key=lambda row: order.get(row["model"], len(order)))
+    path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 class ModelParser(argparse.ArgumentParser):

@@ -31,8 +31,13 @@ from ertacache.integration.refit import RefitTask, refit_run
 __all__ = ["REFINE_PROMPTS", "Reference", "collect_reference", "refine"]
 
 REFINE_PROMPTS = 32  # by default: with half as many, prompts of a kind not among them stray
-FITS = (Fit(history=4), Fit(history=4, ridge=1e-2), Fit(history=3))
-"""Ways to fit a schedule: the strong ridge serves few computed steps, the weak one many."""
+FITS = (
+    Fit(history=4),
+    Fit(history=4, ridge=1e-2),
+    Fit(history=3),
+    Fit(history=5, ridge=1e-4),
+)
+"""Ways to fit a schedule: strong ridges serve few computed steps, weak and long ones many."""
 
 
 @dataclass(frozen=True, eq=False)
