@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +25,33 @@ from training.objectives import Flow
 from training.parts import CompiledParts
 from training.text import t5_encoder, t5_tokenizer, tokenize
 
-__all__ = ["OpenSoraParts"]
+__all__ = ["OpenSoraParts", "look_around"]
 
 _WIDTH = 128
 _TOKENS = 16  # text tokens
 _SIDE, _FRAMES = 32, 17  # of the videos; positions and noise levels are scaled to this size
+# Which frame each head of the temporal attention looks at to begin with, relative to its own, and
+# the frequency that tells it from others: the one before, the one behind, the first, the last.
+_LOOKS = ((-1, 0), (1, 0), (-4, 2), (4, 2))
+_FIRM = 8.0  # length of the constant part of queries and keys, beside contents of about 4
 _FPS = inspect.signature(OpenSoraPipeline.__call__).parameters["fps"].default
+
+
+@torch.no_grad()
+def look_around(transformer: OpenSoraTransformer3DModel) -> None:
+    """Begin with heads that look at certain frames: the network has no other sense of time.
+
+    Its rotary positions are relative, and attention is an average: frames of equal content cannot
+    be told apart. Left to find that out alone, motions were learnt much later than subjects.
+    """
+    frequencies: Tensor = transformer.rope.freqs
+    for block in transformer.temporal_blocks:
+        attention: Any = block.attn
+        query, key, _ = attention.qkv.bias.view(3, attention.heads, -1)
+        for head, (frame, pair) in enumerate(_LOOKS):
+            angle = -frame * frequencies[pair]
+            query[head, 2 * pair] = _FIRM
+            key[head, 2 * pair], key[head, 2 * pair + 1] = _FIRM * angle.cos(), _FIRM * angle.sin()
 
 
 class OpenSoraParts(CompiledParts):
@@ -54,6 +76,7 @@ class OpenSoraParts(CompiledParts):
             max_sequence_length=_TOKENS,
             base_resolution=_SIDE,
         )
+        look_around(transformer)
         encoder = t5_encoder(self.tokenizer, width=_WIDTH)
         self.modules = nn.ModuleDict({"transformer": transformer, "text_encoder": encoder})
 

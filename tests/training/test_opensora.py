@@ -10,11 +10,12 @@ import torch
 
 from ertacache.models import load_pipeline
 from ertacache.models.opensora import OpenSoraPipeline, clean_prompt
+from ertacache.models.opensora.blocks import rotate
 from training.autoencoders import AUTOENCODERS, AutoencoderTask
 from training.data import all_words, caption, render, scenes
 from training.denoisers import DENOISERS, DenoiserTask
 from training.objectives import sample
-from training.opensora import OpenSoraParts
+from training.opensora import OpenSoraParts, look_around
 from training.patches import SPACES, PatchBasis, frame_basis
 from training.subjects import SUBJECTS
 
@@ -191,3 +192,19 @@ def test_task_drops_through_the_parts(parts: OpenSoraParts, basis: PatchBasis, m
     tokens, mask = seen[0]
     assert not tokens.any()
     assert (mask.sum(1) > 1).all()
+
+
+def test_heads_begin_by_looking_at_certain_frames(parts: OpenSoraParts) -> None:
+    """The frame before, the one behind, the first and the last, whatever the content."""
+    transformer = parts.modules["transformer"]
+    look_around(transformer)
+    attention, frames = transformer.temporal_blocks[0].attn, 5
+    x = torch.randn(1, frames, 128, generator=torch.Generator().manual_seed(0))
+    query, key, _ = attention.qkv(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+    rotary = transformer.rope(frames)
+    query, key = rotate(attention.q_norm(query), rotary), rotate(attention.k_norm(key), rotary)
+    looked = (query @ key.transpose(-1, -2))[0].argmax(-1)
+    assert looked[0, 1:].tolist() == [0, 1, 2, 3]
+    assert looked[1, :4].tolist() == [1, 2, 3, 4]
+    assert looked[2].tolist() == [0] * 5
+    assert looked[3].tolist() == [4] * 5
