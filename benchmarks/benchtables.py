@@ -18,6 +18,7 @@ from ertacache.report.tables import best_first
 
 OURS = "trajectory"
 TOLERANCE = 0.05  # how far a rival's FLOPs may be from ours to be compared, relative
+SUMMARY = (2.0, 3.0)  # budgets of the first page
 MOST = 3  # rivals named in a sentence
 # Name in a table: fields of a mean and the ends of its interval, digits, whether more is better.
 METRICS = {
@@ -60,31 +61,43 @@ def bench_table(rows: Sequence[BenchRow]) -> str:
 
 
 def summary_table(rows: Sequence[BenchRow]) -> str:
-    """PSNR of every method at every budget, one table per model; for the first page."""
-    models = dict.fromkeys(row.model for row in rows)
-    parts = [_summary([row for row in rows if row.model == model]) for model in models]
-    return "\n\n".join(parts) or "Not measured yet."
-
-
-def _summary(rows: Sequence[BenchRow]) -> str:
-    ran = [row for row in rows if row.method != "full" and row.psnr_db is not None]
-    budgets = sorted({row.budget for row in ran})
-    found = {(row.method, row.budget): row for row in ran}
-    middle = budgets[len(budgets) // 2]
-    ranked = best_first([row for row in ran if row.budget == middle])
-    head = [f"{rows[0].model}: PSNR, dB", *(f"{budget:g}x" for budget in budgets)]
-    lines = [f"| {' | '.join(head)} |", "|---|" + "--:|" * len(budgets)]
-    for row in ranked:
-        cells = [_summary_cell(found.get((row.method, budget)), budget) for budget in budgets]
-        name = f"**{row.method}**" if row.method == OURS else row.method
+    """PSNR of every method on every model at the summary's budgets; for the first page."""
+    ran = [row for row in rows if row.method != "full" and row.budget in SUMMARY]
+    found = {(row.method, row.model, row.budget): row for row in ran}
+    columns = sorted({(row.model, row.budget) for row in ran}, key=lambda c: _place(*c))
+    if not columns:
+        return "Not measured yet."
+    head = [
+        "PSNR, dB",
+        *(f"{model.removeprefix('emoji-')} {budget:g}x" for model, budget in columns),
+    ]
+    lines = [f"| {' | '.join(head)} |", "|---|" + "--:|" * len(columns)]
+    for method in _ranked(ran):
+        cells = [_summary_cell(found.get((method, *column)), column[1]) for column in columns]
+        name = f"**{method}**" if method == OURS else method
         lines.append(f"| {' | '.join([name, *cells])} |")
     return "\n".join(lines)
+
+
+def _place(model: str, budget: float) -> tuple[int, str, float]:
+    """Bundled models in their order, then others."""
+    known = list(MODELS)
+    return (known.index(model) if model in known else len(known), model, budget)
+
+
+def _ranked(rows: Sequence[BenchRow]) -> list[str]:
+    """Methods by their mean PSNR over what they ran on; last those that ran on nothing."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        values.setdefault(row.method, []).extend([] if row.psnr_db is None else [row.psnr_db])
+    means = {name: sum(found) / len(found) if found else 0.0 for name, found in values.items()}
+    return sorted(means, key=lambda name: -means[name])
 
 
 def _summary_cell(row: BenchRow | None, budget: float) -> str:
     """A mean; in brackets where the method did not come within the tolerance of the budget."""
     if row is None or row.psnr_db is None or row.flops_ratio is None:
-        return ""
+        return "-"
     cost = row.flops_ratio * budget - 1
     return f"({row.psnr_db:.1f})" if cost > TOLERANCE else f"{row.psnr_db:.1f}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,28 @@ def test_the_section_of_a_model(load: Callable[[str], Any]) -> None:
     assert text.count("no cross-attention") == 1
     assert "| uniform reuse | 2x | not available | not available | 30.00" in text
     assert tables.bench_table([]) == "Not measured yet."
+
+
+def test_the_first_page_has_a_column_per_model_and_budget(load: Callable[[str], Any]) -> None:
+    table = load("benchtables").summary_table
+    rows = [
+        row("uniform", 40.0),
+        row("trajectory", 50.0),
+        row("PAB", 45.0, flops_ratio=0.8),
+        replace(row("trajectory", 41.0, flops_ratio=0.33), budget=3.0),
+        replace(row("uniform", 30.0, flops_ratio=0.67), budget=1.5),  # not on this page
+        replace(row("uniform", 61.0), model="emoji-wan"),
+        BenchRow("m", "T-GATE", 2.0, 30, why_not="no cross-attention"),
+    ]
+    assert table(rows).splitlines() == [
+        "| PSNR, dB | wan 2x | m 2x | m 3x |",
+        "|---|--:|--:|--:|",
+        "| uniform | 61.0 | 40.0 | - |",
+        "| **trajectory** | - | 50.0 | 41.0 |",
+        "| PAB | - | (45.0) | - |",
+        "| T-GATE | - | - | - |",
+    ]
+    assert table([]) == "Not measured yet."
 
 
 def test_a_plot_for_every_file(
