@@ -135,3 +135,16 @@ def test_empty_text_is_no_longer_than_the_network_knows() -> None:
 def test_impossible_heads_are_refused() -> None:
     with pytest.raises(ValueError, match="3 heads of 5 channels"):
         OpenSoraTransformer3DModel(3, 5, num_layers=1)
+
+
+def test_patches_of_several_frames() -> None:
+    """What fills up the last patch is cut off again; frames cannot be given inside of one."""
+    network = transformer(patch_size=(2, 1, 2))
+    video, text = torch.randn(1, 4, 5, 4, 6), torch.randn(1, 3, 24)
+    call = {"timestep": torch.tensor([500.0]), "fps": 24.0, "height": 32, "width": 48}
+    output = network(video, encoder_hidden_states=text, **call).sample
+    assert output.shape == (1, 8, 5, 4, 6)
+    with pytest.raises(ValueError, match="patches span several"):
+        network(
+            video, encoder_hidden_states=text, frame_mask=torch.ones(1, 5, dtype=torch.bool), **call
+        )

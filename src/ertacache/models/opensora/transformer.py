@@ -173,6 +173,8 @@ class OpenSoraTransformer3DModel(ModelMixin, ConfigMixin, CacheMixin):  # type: 
         Returns:
             The output, always float32, shape (batch, out channels, frames, height, width).
         """
+        if frame_mask is not None and self.patch_size[0] > 1:
+            raise ValueError("frames cannot be given to a network whose patches span several")
         dtype = self.x_embedder.proj.weight.dtype
         time = self._embed_time(timestep, fps, frame_mask, dtype)
         modulation = self.t_block(time).unflatten(-1, (6, -1))
