@@ -73,7 +73,7 @@ DENOISERS = {
         CogVideoXParts, Schedule(11000, 32, 1e-3, ema=0.999, preview_every=500)
     ),
     "emoji-opensora": Denoiser(
-        OpenSoraParts, Schedule(4500, 32, 1e-3, ema=0.999, preview_every=500)
+        OpenSoraParts, Schedule(11000, 32, 1e-3, ema=0.999, preview_every=500)
     ),
 }
 

@@ -120,6 +120,15 @@ _ROWS = (
         num_frames=17,
         extra=MappingProxyType({"max_sequence_length": 16}),
     ),
+    Model(
+        name="emoji-opensora",
+        family="opensora",
+        pipeline="OpenSoraPipeline",
+        num_inference_steps=30,
+        guidance=7.0,
+        size=(32, 32),
+        num_frames=17,
+    ),
 )
 
 MODELS: Mapping[str, Model] = MappingProxyType({row.name: row for row in _ROWS})
