@@ -124,6 +124,10 @@ def test_the_search_ends(known: Profile, walk: Walk, monkeypatch: pytest.MonkeyP
     assert len(search_schedule(None, walk, known, budget=8).compute_steps) == 4  # type: ignore[arg-type]
     assert len(tried) == PASSES
     assert len(set(tried)) == PASSES
+    tried = scripted(monkeypatch, {20.0: 12, math.inf: 7})  # later than in so many passes
+    assert len(search_schedule(None, walk, known, budget=8).compute_steps) == 7  # type: ignore[arg-type]
+    assert len(tried) > PASSES
+    assert math.inf not in tried
     tried = scripted(monkeypatch, {1e9: 12, math.inf: 2})
     assert len(search_schedule(None, walk, known, budget=8).compute_steps) == 2  # type: ignore[arg-type]
     assert tried[-1] == math.inf

@@ -28,6 +28,7 @@ from ertacache.integration.walk import Search, Walk, fit_gain_run, search_run
 __all__ = ["PASSES", "calibrate_paper", "fit_paper_plan", "make_walk", "search_schedule"]
 
 PASSES = 6
+_MORE = 12  # if all of them computed too many steps
 """Thresholds that are tried for a number of computed steps; most need two or three."""
 
 
@@ -115,21 +116,22 @@ def search_schedule(
     Begins with the threshold that the profile suggests. A run that computes d steps too many (or
     too few) moves the threshold past the d-th smallest error of its computed (largest of its
     reused) steps, within what earlier runs have left open. Ends with the first run that hits the
-    number, or after ``PASSES`` runs with the nearest below it.
+    number, or after ``PASSES`` runs with the nearest below it; while there is none below, larger
+    and larger thresholds follow.
     """
     threshold, _ = pick_schedule(sweep_profile(*paper_distances(profile, walk.reuse)), budget)
     low, high, best = 0.0, math.inf, None
-    for done in range(PASSES):
+    for done in range(1, PASSES + _MORE + 1):
         found = search_run(pipe, walk, threshold=threshold)
         if progress is not None:
-            progress(done + 1)
+            progress(min(done, PASSES))
         surplus = len(found.compute_steps) - budget
         if surplus <= 0 and (best is None or len(found.compute_steps) > len(best.compute_steps)):
             best = found
-        if surplus == 0:
+        if surplus == 0 or (best is not None and done >= PASSES):
             break
         low, high = (threshold, high) if surplus > 0 else (low, threshold)
-        threshold = _next_threshold(found, surplus, low, high)
+        threshold = _next_threshold(found, surplus, low, high) if done < PASSES else 1.2 * low
     return best or search_run(pipe, walk, threshold=math.inf)
 
 
