@@ -75,10 +75,10 @@ def test_the_count_is_the_formula_and_the_networks_own(
         )
     profile, refit, validation = parts(policy)
     assert profile == STEPS * len(PROMPTS)
-    # The larger half of the prompts judges the policy as it is. Then its schedule, fitted in three
+    # The larger half of the prompts judges the policy as it is. Then its schedule, fitted in all
     # ways, and the uniform one run on all of them, and the best, if it is better, once more.
     assert refit == 4 * 3 + sum(len(steps) * len(PROMPTS) for steps in refits)
-    tried = 2 + len(set(refits))
+    tried = len(refining.FITS) - 1 + len(set(refits))
     assert len(refits) in {tried, tried + 1}
     assert validation == validated(policy)
     branches = 1 if name == "flux" else 2  # guidance: two rows, or two calls, for one prompt

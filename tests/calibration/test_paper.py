@@ -124,7 +124,8 @@ def test_the_search_ends(known: Profile, walk: Walk, monkeypatch: pytest.MonkeyP
     assert len(search_schedule(None, walk, known, budget=8).compute_steps) == 4  # type: ignore[arg-type]
     assert len(tried) == PASSES
     assert len(set(tried)) == PASSES
-    tried = scripted(monkeypatch, {20.0: 12, math.inf: 7})  # later than in so many passes
+    far = 12 * tried[0]  # so many passes do not come there
+    tried = scripted(monkeypatch, {far: 12, math.inf: 7})
     assert len(search_schedule(None, walk, known, budget=8).compute_steps) == 7  # type: ignore[arg-type]
     assert len(tried) > PASSES
     assert math.inf not in tried
