@@ -72,18 +72,20 @@ class PAB:
         """The configuration for diffusers' own call."""
         known = PUBLISHED.get(type(one_network(pipe)).__name__, Published())
         timesteps = self.timesteps or known.timesteps
-        longer = skip_range if skip_range > 1 else 0  # a range of 1 reuses nothing at all
+        twice, thrice = (
+            n * skip_range if skip_range > 1 else 1 for n in (2, 3)
+        )  # 1 reuses nothing
         more: dict[str, Any] = {}
         if known.spatial:
             more["spatial_attention_block_identifiers"] = known.spatial
         if known.temporal:
             more["temporal_attention_block_identifiers"] = known.temporal
-            more["temporal_attention_block_skip_range"] = max(1, 2 * longer)
+            more["temporal_attention_block_skip_range"] = twice
             more["temporal_attention_timestep_skip_range"] = timesteps
             more["cross_attention_block_identifiers"] = known.spatial + known.temporal
         return PyramidAttentionBroadcastConfig(  # type: ignore[no-untyped-call]
             spatial_attention_block_skip_range=skip_range,
-            cross_attention_block_skip_range=max(1, 3 * longer),
+            cross_attention_block_skip_range=thrice,
             spatial_attention_timestep_skip_range=timesteps,
             cross_attention_timestep_skip_range=timesteps,
             current_timestep_callback=lambda: pipe.current_timestep,
