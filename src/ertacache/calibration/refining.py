@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,12 +15,13 @@ from torch import Tensor
 
 from ertacache.calibration.counting import Count
 from ertacache.calibration.profiling import Progress, generators, split_runs
-from ertacache.calibration.solving import make_policy
+from ertacache.calibration.solving import make_policy, paper_distances
 from ertacache.core.plan import TrajectoryPlan
 from ertacache.core.refit import typical_distance
 from ertacache.core.search import spread_schedule
 from ertacache.core.solve import Fit, fit_plans
 from ertacache.core.solver import Trajectory
+from ertacache.core.threshold import sweep_profile
 from ertacache.formats.firststeps import read_first_steps
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import Profile, ProfiledPrompt
@@ -98,9 +100,10 @@ def refine(
 ) -> Policy:
     """Refit a policy in closed loop, if that helps prompts it was not fitted on.
 
-    Candidates are the policy's schedule, fitted in the ways of ``FITS``, the uniform one, fitted in
-    the first of them, and the policy as it is. Each is fitted on one half of the prompts and judged
-    on the other by its typical distance; the best is then fitted on all of them.
+    Tried are the policy's own schedule, the paper's and the uniform one, fitted in the first of the
+    ways of ``FITS``; then the best of them in the other ways; and the policy as it is. Each is
+    fitted on one half of the prompts and judged on the other by its typical distance; the best is
+    then fitted on all of them.
 
     Args:
         pipe: the pipeline, nothing attached.
@@ -116,25 +119,40 @@ def refine(
     half = len(reference.runs) // 2
     if half == 0:
         return policy
-    pinned = {0, *read_first_steps(profile.provenance)}
-    uniform = spread_schedule(policy.num_steps, len(policy.compute_steps), pinned)
-    candidates = [(policy.compute_steps, fit) for fit in FITS]
-    if uniform != policy.compute_steps:
-        candidates.append((uniform, FITS[0]))
+    schedules = _schedules(policy, profile)
+    in_all = len(schedules) + len(FITS) + 1  # with the policy as it is, and the last refit
     tell = progress or (lambda done, calls: None)
     bench = _Bench(pipe, profile, reference, call, batch_size, count or (lambda calls: None))
-    best, lowest = None, bench.open_loop_error(policy)
-    for done, (steps, fit) in enumerate(candidates):
-        tell(done + 1, len(candidates) + 2)
-        task = RefitTask(reference.latents, profile.nominal, fit, fitted=half)
-        _, error = bench.refit(steps, task)
-        if error < lowest:
-            best, lowest = (steps, task), error
-    if best is not None:
-        plan, _ = bench.refit(best[0], replace(best[1], fitted=None))
+    unrefined = bench.open_loop_error(policy)
+    errors: dict[tuple[tuple[int, ...], Fit], float] = {}
+
+    def attempt(steps: tuple[int, ...], fit: Fit) -> None:
+        tell(len(errors) + 1, in_all)
+        _, errors[steps, fit] = bench.refit(steps, fit, fitted=half)
+
+    for steps in schedules:
+        attempt(steps, FITS[0])
+    best_steps, _ = min(errors, key=errors.__getitem__)
+    for fit in FITS[1:]:
+        attempt(best_steps, fit)
+    best = min(errors, key=errors.__getitem__)
+    if errors[best] < unrefined:
+        tell(in_all - 1, in_all)
+        plan, _ = bench.refit(*best)
         policy = replace(policy, plan=plan)
-    tell(len(candidates) + 2, len(candidates) + 2)
+    tell(in_all, in_all)
     return policy
+
+
+def _schedules(policy: Policy, profile: Profile) -> list[tuple[int, ...]]:
+    """The policy's schedule, the paper's and the uniform one, each once."""
+    budget, pinned = len(policy.compute_steps), {0, *read_first_steps(profile.provenance)}
+    found = sweep_profile(*paper_distances(profile, "residual"))
+    # Thresholds skip some budgets, and a later network's first step is not the paper's concern.
+    fits = (steps for _, steps in sorted(found.items()) if len(steps) == budget)
+    paper = [steps for steps in islice(fits, 1) if pinned <= set(steps)]
+    uniform = spread_schedule(policy.num_steps, budget, pinned)
+    return list(dict.fromkeys([policy.compute_steps, *paper, uniform]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,14 +166,16 @@ class _Bench:
     batch_size: int | None
     count: Count
 
-    def refit(self, steps: tuple[int, ...], task: RefitTask) -> tuple[TrajectoryPlan, float]:
-        """Fit a schedule in closed loop; its plan and its error."""
+    def refit(
+        self, steps: tuple[int, ...], fit: Fit, *, fitted: int | None = None
+    ) -> tuple[TrajectoryPlan, float]:
+        """Fit a schedule in closed loop on the first prompts, or all; its plan and its error."""
         profile = self.profile
-        (plan,) = fit_plans(profile.statistics, profile.nominal, schedules=[steps], fit=task.fit)
+        (plan,) = fit_plans(profile.statistics, profile.nominal, schedules=[steps], fit=fit)
         return refit_run(
             self.pipe,
             make_policy(profile, plan),
-            task=task,
+            task=RefitTask(self.reference.latents, profile.nominal, fit, fitted=fitted),
             call=self.call | self.reference.arguments(slice(None)),
             batch_size=self.batch_size,
             count=self.count,
