@@ -27,6 +27,7 @@ from torch import Tensor
 
 from ertacache.baselines import BASELINES
 from ertacache.bench.entries import Entry, policy_entries, rival_entries
+from ertacache.bench.records import Journal
 from ertacache.bench.workload import Workload
 from ertacache.calibration.procedure import HELDOUT_SEED
 from ertacache.calibration.profiling import number_runs
@@ -43,9 +44,10 @@ FRAMES = 3  # of a video
 
 def entries(work: Workload) -> Iterator[Entry]:
     """Every method at half of the FLOPs; those that do not apply are left out."""
-    yield from policy_entries(work, [BUDGET], POLICIES)
+    journal = Journal(None, {})
+    yield from policy_entries(work, [BUDGET], POLICIES, journal)
     for name in RIVALS:
-        for entry in rival_entries(work, [BUDGET], BASELINES[name]):
+        for entry in rival_entries(work, [BUDGET], BASELINES[name], journal):
             if entry.attach is None:
                 print(f"{name}: {entry.why_not}")
             else:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ertacache.bench.cost import count_flops, held_bytes, live_bytes
+from ertacache.bench.cost import count_flops, live_bytes, looking
 
 
 def test_flops_of_a_linear_network_and_of_nothing_else() -> None:
@@ -58,12 +58,27 @@ def test_tensors_without_bytes_do_not_count() -> None:
 
 
 def test_bytes_are_seen_after_the_step_asked_for() -> None:
-    cache = []
-
-    def run(look: Any) -> None:
-        for step in range(4):
-            cache.append(torch.zeros(1000))
-            assert look(None, step, None, {"latents": None}) == {"latents": None}
-
+    cache, seen = [], list[int]()
+    look = looking(1, seen.append)
     before = live_bytes()
-    assert held_bytes(run, 1) - before == 8000
+    for step in range(4):
+        cache.append(torch.zeros(1000))
+        assert look(None, step, None, {"latents": None}) == {"latents": None}
+    (during,) = seen
+    assert during - before == 8000
+
+
+def test_counting_flops_holds_no_tensors() -> None:
+    denoiser = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8))
+    pipe: Any = SimpleNamespace(transformer=denoiser, scheduler=object())
+    seen: list[int] = []
+
+    def run() -> None:
+        with torch.no_grad():
+            for _ in range(3):
+                denoiser(torch.ones(5, 8))
+                seen.append(live_bytes())
+
+    run()
+    count_flops(pipe, run)
+    assert len(set(seen)) == 1

@@ -96,7 +96,9 @@ def flux() -> FluxPipeline:
 
 def wan(experts: int = 1) -> WanPipeline:
     words = tokenizer()
-    vae = AutoencoderKLWan(base_dim=4, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1)
+    vae = settled(
+        lambda: AutoencoderKLWan(base_dim=4, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1)
+    )
     scheduler = UniPCMultistepScheduler(
         prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
     )
@@ -120,7 +122,7 @@ def wan(experts: int = 1) -> WanPipeline:
         WanPipeline(
             tokenizer=words,
             text_encoder=t5(words, umt5=True),
-            vae=vae.eval(),
+            vae=vae,
             scheduler=scheduler,
             transformer=awake[0],
             transformer_2=awake[1] if experts == 2 else None,
@@ -145,13 +147,15 @@ def cogvideox() -> CogVideoXPipeline:
         temporal_compression_ratio=4,
         max_text_seq_length=8,
     )
-    vae = AutoencoderKLCogVideoX(
-        down_block_types=("CogVideoXDownBlock3D",) * 4,
-        up_block_types=("CogVideoXUpBlock3D",) * 4,
-        block_out_channels=(4, 4, 4, 4),
-        latent_channels=4,
-        layers_per_block=1,
-        norm_num_groups=2,
+    vae = settled(
+        lambda: AutoencoderKLCogVideoX(
+            down_block_types=("CogVideoXDownBlock3D",) * 4,
+            up_block_types=("CogVideoXUpBlock3D",) * 4,
+            block_out_channels=(4, 4, 4, 4),
+            latent_channels=4,
+            layers_per_block=1,
+            norm_num_groups=2,
+        )
     )
     scheduler = CogVideoXDDIMScheduler(
         prediction_type="v_prediction",
@@ -163,7 +167,7 @@ def cogvideox() -> CogVideoXPipeline:
         CogVideoXPipeline(
             tokenizer=words,
             text_encoder=t5(words),
-            vae=vae.eval(),
+            vae=vae,
             transformer=awaken(network),
             scheduler=scheduler,
         )
@@ -198,6 +202,13 @@ def sd3() -> StableDiffusion3Pipeline:
             tokenizer_3=words,
         )
     )
+
+
+def settled(build: Callable[[], Any]) -> Any:
+    """A module with its usual random weights, the same ones every time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build().eval()
 
 
 def quiet(pipe: Any) -> Any:
@@ -265,17 +276,19 @@ def t5(words: PreTrainedTokenizerFast, *, dim: int = DIM, umt5: bool = False) ->
 
 
 def image_vae() -> AutoencoderKL:
-    return AutoencoderKL(
-        block_out_channels=(4, 8),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        layers_per_block=1,
-        latent_channels=4,
-        norm_num_groups=2,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-        shift_factor=0.0,
-    ).eval()
+    return settled(
+        lambda: AutoencoderKL(
+            block_out_channels=(4, 8),
+            down_block_types=("DownEncoderBlock2D",) * 2,
+            up_block_types=("UpDecoderBlock2D",) * 2,
+            layers_per_block=1,
+            latent_channels=4,
+            norm_num_groups=2,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
+            shift_factor=0.0,
+        )
+    )
 
 
 _VIDEO = {"height": 32, "width": 32, "num_frames": 9}

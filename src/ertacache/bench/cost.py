@@ -1,6 +1,7 @@
 """What a run costs besides time: the network's FLOPs, and the bytes that a method keeps.
 
-Both are counted in runs of their own, so that counting slows down no measured run. Knows no method.
+Both are counted in a run of their own, so that counting slows down no measured run. Knows no
+method.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from ertacache.integration.compat import Pipeline
 from ertacache.integration.fingerprints import find_denoisers
 
-__all__ = ["count_flops", "held_bytes", "live_bytes"]
+__all__ = ["count_flops", "live_bytes", "looking"]
 
 _REAL = (torch.Tensor, torch.nn.Parameter)
 
@@ -56,20 +57,12 @@ def live_bytes() -> int:
     return sum(storages.values())
 
 
-def held_bytes(run: Callable[[Callable[..., dict[str, Any]]], Any], step: int) -> int:
-    """Bytes alive after a step of a run.
-
-    Args:
-        run: calls the pipeline with the given ``callback_on_step_end``.
-        step: after which step to look.
-    """
-    seen = 0
+def looking(step: int, tell: Callable[[int], Any]) -> Callable[..., dict[str, Any]]:
+    """A ``callback_on_step_end`` that tells the bytes alive after a step."""
 
     def look(pipe: Any, index: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-        nonlocal seen
         if index == step:
-            seen = live_bytes()
+            tell(live_bytes())
         return tensors
 
-    run(look)
-    return seen
+    return look

@@ -14,10 +14,11 @@ from typing import Any
 
 from ertacache.baselines import BASELINES, Baseline, search_knob
 from ertacache.bench.cost import count_flops
+from ertacache.bench.records import Journal
 from ertacache.bench.workload import Workload
 from ertacache.calibration.paper import fit_paper_plan, make_walk, search_schedule
 from ertacache.calibration.profiling import Progress, profile
-from ertacache.calibration.refining import collect_reference, refine
+from ertacache.calibration.refining import Reference, collect_reference, refine
 from ertacache.calibration.solving import make_policy, solve
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import Profile
@@ -75,11 +76,25 @@ def policy_entries(
     work: Workload,
     budgets: Sequence[float],
     methods: Sequence[str],
+    journal: Journal,
     progress: Progress | None = None,
 ) -> Iterator[Entry]:
     """Profile once, then make every asked policy; all of them are calibrated on the network."""
-    if not methods:
-        return
+    wanted = [(method, budget) for method in methods for budget in budgets]
+    if any(journal.policy(*key) is None for key in wanted):
+        known, reference = _learn(work, progress)
+        for budget in budgets:
+            missing = [method for method in methods if journal.policy(method, budget) is None]
+            for method, policy in _policies(work, known, reference, budget, missing):
+                journal.keep_policy(method, budget, policy)
+    for method, budget in wanted:
+        found = journal.policy(method, budget)
+        assert found is not None
+        yield _policy_entry(work, method, budget, found)
+
+
+def _learn(work: Workload, progress: Progress | None) -> tuple[Profile, Reference]:
+    """The profile of the calibration prompts, and their untouched runs."""
     kept: list[Any] = []
     known = profile(
         work.pipe,
@@ -93,25 +108,28 @@ def policy_entries(
     reference = collect_reference(
         work.pipe, known.prompts, kept, batch_size=work.batch_size, call=work.call
     )
-    made: dict[tuple[str, float], Policy] = {}
-    for budget in budgets:
-        steps = round(work.steps / budget)
-        if "trajectory" in methods:
-            policy = solve(known, compute_steps=steps)
-            made["trajectory", budget] = refine(
+    return known, reference
+
+
+def _policies(
+    work: Workload, known: Profile, reference: Reference, budget: float, methods: Sequence[str]
+) -> Iterator[tuple[str, Policy]]:
+    """Ours, refined, and the paper's, each for a number of computed steps."""
+    steps = round(work.steps / budget)
+    if "trajectory" in methods:
+        solved = solve(known, compute_steps=steps, embed_profile=False)
+        yield (
+            "trajectory",
+            refine(
                 work.pipe,
-                policy,
+                solved,
                 known,
                 reference=reference,
                 call=work.call,
                 batch_size=work.batch_size,
-            )
-        parts = [method for method in methods if method in PAPER]
-        for method, policy in _paper_policies(work, known, steps, parts):
-            made[method, budget] = policy
-    for method in methods:
-        for budget in budgets:
-            yield _policy_entry(work, method, budget, made[method, budget])
+            ),
+        )
+    yield from _paper_policies(work, known, steps, [name for name in methods if name in PAPER])
 
 
 def _paper_policies(
@@ -131,7 +149,9 @@ def _policy_entry(work: Workload, method: str, budget: float, policy: Policy) ->
     return Entry(method, budget, lambda: attach(work.pipe, policy), steps, f"{steps} steps")
 
 
-def rival_entries(work: Workload, budgets: Sequence[float], rival: Baseline) -> Iterator[Entry]:
+def rival_entries(
+    work: Workload, budgets: Sequence[float], rival: Baseline, journal: Journal
+) -> Iterator[Entry]:
     """A rival, calibrated and turned to every budget; or the one entry that says why not."""
     why_not = rival.applies(work.pipe)
     if why_not is not None:
@@ -140,15 +160,18 @@ def rival_entries(work: Workload, budgets: Sequence[float], rival: Baseline) -> 
     ready = rival.calibrate(work.pipe, work.learn)
     knob = ready.knob(work.pipe, num_inference_steps=work.steps)
     runs = work.calibration[: work.batch_size]  # as many as are judged: some decide per batch
-    full = count_flops(work.pipe, lambda: work.run(runs, output_type="latent"))
-    known: dict[float, float] = {}  # values tried for one budget serve the next
+
+    def count() -> int:
+        return count_flops(work.pipe, lambda: work.run(runs, output_type="latent"))
+
+    def turned(value: float) -> int:
+        with ready.attach(work.pipe, value, num_inference_steps=work.steps):
+            return count()
+
+    full = journal.flops("full", 1.0, count)
 
     def ratio(value: float) -> float:
-        if value not in known:
-            with ready.attach(work.pipe, value, num_inference_steps=work.steps):
-                flops = count_flops(work.pipe, lambda: work.run(runs, output_type="latent"))
-            known[value] = flops / full
-        return known[value]
+        return journal.flops(rival.name, value, lambda: turned(value)) / full
 
     for budget in budgets:
         value, _ = search_knob(knob, ratio, 1 / budget, tries=SEARCH_TRIES)

@@ -1,7 +1,7 @@
 """The benchmark from end to end: prepare every method, let them take turns, write the rows.
 
 On every batch all entries run one after another, so that a slow moment of the machine hits all of
-them. Every finished batch is in the journal; an interrupted benchmark goes on from there.
+them. Whatever is found out is in the journal; an interrupted benchmark goes on from there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 import ertacache
 from ertacache.baselines import BASELINES
-from ertacache.bench.cost import count_flops, held_bytes
+from ertacache.bench.cost import count_flops, live_bytes, looking
 from ertacache.bench.entries import (
     OURS,
     Entry,
@@ -28,7 +29,7 @@ from ertacache.bench.entries import (
     rival_entries,
 )
 from ertacache.bench.realism import Realism, check_reference
-from ertacache.bench.records import Journal, Record
+from ertacache.bench.records import Cost, Journal, Record
 from ertacache.bench.rows import BenchRow, make_row, write_results
 from ertacache.bench.samples import Samples
 from ertacache.bench.workload import Workload
@@ -108,8 +109,8 @@ class Bench:
         """Prepare, measure, and write the results file; return its rows."""
         tell = stage or (lambda name: None)
         journal = Journal(self.journal_path, self.settings())
-        entries = self.prepare(tell)
-        costs = self._count_costs(entries, tell("cost"))
+        entries = self.prepare(journal, tell)
+        costs = self._count_costs(entries, journal, tell("cost"))
         samples = self._measure(entries, journal, tell("measure"))
         distances = self._distances(entries, samples, tell)
         full = list(journal.of("full", 1.0))
@@ -126,43 +127,42 @@ class Bench:
         write_results(self.output, self.settings(), rows)
         return rows
 
-    def prepare(self, tell: Stage) -> list[Entry]:
+    def prepare(self, journal: Journal, tell: Stage) -> list[Entry]:
         """Every method at every budget, the full run first."""
         names = list(self.methods or method_names())
         entries = [full_entry(self.work)]
         ours = [name for name in names if name in OURS]
-        entries += policy_entries(self.work, self.budgets, ours, tell("profile"))
+        entries += policy_entries(self.work, self.budgets, ours, journal, tell("profile"))
         rivals = [BASELINES[name] for name in names if name in BASELINES]
         progress = tell("rivals")
         for done, rival in enumerate(rivals, start=1):
-            entries += rival_entries(self.work, self.budgets, rival)
+            entries += rival_entries(self.work, self.budgets, rival, journal)
             if progress is not None:
                 progress(done, len(rivals))
         return entries
 
     def _count_costs(
-        self, entries: Sequence[Entry], progress: Progress | None
-    ) -> dict[tuple[str, float], tuple[int, int]]:
+        self, entries: Sequence[Entry], journal: Journal, progress: Progress | None
+    ) -> dict[tuple[str, float], Cost]:
         """FLOPs of the first held-out batch and bytes in the middle of it, by method and budget."""
-        runs = self.work.batches[0]
         costs = {}
         for done, entry in enumerate(entries, start=1):
             if entry.attach is not None:
-                with entry.attach():
-                    flops = count_flops(
-                        self.work.pipe, lambda: self.work.run(runs, output_type="latent")
-                    )
-                with entry.attach():
-                    held = held_bytes(
-                        lambda look: self.work.run(
-                            runs, output_type="latent", callback_on_step_end=look
-                        ),
-                        _middle(entry, self.work.steps),
-                    )
-                costs[entry.method, entry.budget] = flops, held
+                key = entry.method, entry.budget
+                costs[key] = journal.cost(*key, partial(self._cost, entry))
             if progress is not None:
                 progress(done, len(entries))
         return costs
+
+    def _cost(self, entry: Entry) -> tuple[int, int]:
+        work, runs, held = self.work, self.work.batches[0], list[int]()
+        look = looking(_middle(entry, work.steps), held.append)
+        call = {"output_type": "latent", "callback_on_step_end": look}
+        assert entry.attach is not None
+        before = live_bytes()  # a benchmark that goes on may hold more or less than it did
+        with entry.attach():
+            flops = count_flops(work.pipe, lambda: work.run(runs, **call))
+        return flops, held[0] - before
 
     def _measure(
         self, entries: Sequence[Entry], journal: Journal, progress: Progress | None
@@ -209,9 +209,8 @@ class Bench:
                 progress(done, len(kept))
         return found
 
-    def _row(self, entry: Entry, costs: Mapping[tuple[str, float], tuple[int, int]]) -> BenchRow:
-        full_flops, full_bytes = costs["full", 1.0]
-        flops, held = costs.get((entry.method, entry.budget), (None, None))
+    def _row(self, entry: Entry, costs: Mapping[tuple[str, float], Cost]) -> BenchRow:
+        full, cost = costs["full", 1.0], costs.get((entry.method, entry.budget))
         return BenchRow(
             model=self.work.model,
             method=entry.method,
@@ -219,8 +218,8 @@ class Bench:
             steps=self.work.steps,
             compute_steps=entry.compute_steps,
             knob=entry.knob,
-            flops_ratio=None if flops is None else round(flops / full_flops, 4),
-            cached_bytes=None if held is None else max(0, held - full_bytes),
+            flops_ratio=None if cost is None else round(cost.flops / full.flops, 4),
+            cached_bytes=None if cost is None else max(0, cost.held - full.held),
             why_not=entry.why_not,
         )
 
