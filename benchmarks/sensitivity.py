@@ -5,7 +5,7 @@ are profiled once; policies at half and a third of the steps are then solved fro
 them, for each number from several choices of prompts that share none (as far as there are enough):
 
 - ``trajectory, no refit``: ours from the profile alone;
-- ``trajectory``: ours after the closed-loop refit, from 2 to 16 prompts. It runs the network, so
+- ``trajectory``: ours after the closed-loop refit, from 2 to 32 prompts. It runs the network, so
   only the first choice of each number is refitted (``--refits``);
 - ``paper``: the paper's with all three parts, from the profile alone.
 
