@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKLCogVideoX, AutoencoderKLWan
 from torch import Tensor, nn
 
 from tests.compatibility.rows import Part, part
-from tests.integration.tiny import awaken
 
 
 class Guard(nn.Module):
@@ -50,22 +48,6 @@ DPM_FLOW = part(
     use_flow_sigmas=True,
     flow_shift=3.0,
 )
-
-
-def wan_vae() -> AutoencoderKLWan:
-    return awaken(AutoencoderKLWan(base_dim=4, z_dim=16, dim_mult=[1] * 4, num_res_blocks=1))
-
-
-def cog_vae() -> AutoencoderKLCogVideoX:
-    vae = AutoencoderKLCogVideoX(
-        down_block_types=("CogVideoXDownBlock3D",) * 4,
-        up_block_types=("CogVideoXUpBlock3D",) * 4,
-        block_out_channels=(4, 4, 4, 4),
-        latent_channels=4,
-        layers_per_block=1,
-        norm_num_groups=2,
-    )
-    return vae.eval()
 
 
 KANDINSKY = part(

@@ -11,7 +11,6 @@ from tests.compatibility.parts import (
     TWO_ENCODERS,
     VIDEO,
     Guard,
-    cog_vae,
     cosmos,
     ddim,
     flow,
@@ -19,6 +18,7 @@ from tests.compatibility.parts import (
     noise,
 )
 from tests.compatibility.rows import Row, part
+from tests.integration.tiny import cog_vae
 from tests.models.opensora.small import pipeline as opensora
 
 _COG = {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tests.compatibility.parts import FRAME, GUIDED, MASKED, VIDEO, flow, noise, unipc, wan_vae
+from tests.compatibility.parts import FRAME, GUIDED, MASKED, VIDEO, flow, noise, unipc
 from tests.compatibility.rows import Row, part
+from tests.integration.tiny import wan_vae
 
 _WAN = {
     "patch_size": (1, 2, 2),

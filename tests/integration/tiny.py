@@ -96,9 +96,6 @@ def flux() -> FluxPipeline:
 
 def wan(experts: int = 1) -> WanPipeline:
     words = tokenizer()
-    vae = settled(
-        lambda: AutoencoderKLWan(base_dim=4, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1)
-    )
     scheduler = UniPCMultistepScheduler(
         prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
     )
@@ -122,7 +119,7 @@ def wan(experts: int = 1) -> WanPipeline:
         WanPipeline(
             tokenizer=words,
             text_encoder=t5(words, umt5=True),
-            vae=vae,
+            vae=wan_vae(),
             scheduler=scheduler,
             transformer=awake[0],
             transformer_2=awake[1] if experts == 2 else None,
@@ -147,16 +144,6 @@ def cogvideox() -> CogVideoXPipeline:
         temporal_compression_ratio=4,
         max_text_seq_length=8,
     )
-    vae = settled(
-        lambda: AutoencoderKLCogVideoX(
-            down_block_types=("CogVideoXDownBlock3D",) * 4,
-            up_block_types=("CogVideoXUpBlock3D",) * 4,
-            block_out_channels=(4, 4, 4, 4),
-            latent_channels=4,
-            layers_per_block=1,
-            norm_num_groups=2,
-        )
-    )
     scheduler = CogVideoXDDIMScheduler(
         prediction_type="v_prediction",
         rescale_betas_zero_snr=True,
@@ -167,7 +154,7 @@ def cogvideox() -> CogVideoXPipeline:
         CogVideoXPipeline(
             tokenizer=words,
             text_encoder=t5(words),
-            vae=vae,
+            vae=cog_vae(),
             transformer=awaken(network),
             scheduler=scheduler,
         )
@@ -287,6 +274,25 @@ def image_vae() -> AutoencoderKL:
             use_quant_conv=False,
             use_post_quant_conv=False,
             shift_factor=0.0,
+        )
+    )
+
+
+def wan_vae() -> AutoencoderKLWan:
+    return settled(
+        lambda: AutoencoderKLWan(base_dim=4, z_dim=16, dim_mult=[1] * 4, num_res_blocks=1)
+    )
+
+
+def cog_vae() -> AutoencoderKLCogVideoX:
+    return settled(
+        lambda: AutoencoderKLCogVideoX(
+            down_block_types=("CogVideoXDownBlock3D",) * 4,
+            up_block_types=("CogVideoXUpBlock3D",) * 4,
+            block_out_channels=(4, 4, 4, 4),
+            latent_channels=4,
+            layers_per_block=1,
+            norm_num_groups=2,
         )
     )
 

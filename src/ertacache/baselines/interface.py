@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Protocol
 
+from ertacache.integration.attachment import Attachment
 from ertacache.integration.compat import Pipeline
 
 __all__ = [
@@ -148,34 +148,18 @@ def search_knob(
     return best, tried[best]
 
 
-class Handle:
+class Handle(Attachment):
     """A rival attached to a pipeline, until ``detach()`` or the end of a ``with`` block."""
 
     def __init__(self, undo: ExitStack, stats: Callable[[], Stats]) -> None:
         """Take over what is to be undone; ``stats`` counts up to the moment it is called."""
-        self._undo, self._stats = undo, stats
+        super().__init__(undo)
+        self._stats = stats
 
     @property
     def stats(self) -> Stats:
         """What was computed and reused so far, over all runs."""
         return self._stats()
-
-    def detach(self) -> None:
-        """Give the pipeline its own behaviour back."""
-        self._undo.close()
-
-    def __enter__(self) -> Handle:
-        """Return the handle itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Detach."""
-        self.detach()
 
 
 class Baseline(Protocol):

@@ -9,12 +9,12 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 import torch
 
 from ertacache.formats.policy import Policy, PolicyError
+from ertacache.integration.attachment import Attachment
 from ertacache.integration.compat import HookSeat, LoopSeat, Pipeline, begin_index, clear_history
 from ertacache.integration.denoiser import DenoiserHook
 from ertacache.integration.fingerprints import (
@@ -70,7 +70,7 @@ def attach(
     return Handle(pipe, policy, cache_device=device)
 
 
-class Handle:
+class Handle(Attachment):
     """A policy attached to a pipeline."""
 
     def __init__(
@@ -105,7 +105,7 @@ class Handle:
         self._warned = self._stock = False
         self._guards = Guards()
         self._seats: list[HookSeat] = []
-        self._undo = ExitStack()
+        super().__init__(ExitStack())
         with ExitStack() as undo:
             patch = SchedulerPatch(self._scheduler, on_start=self._on_start, on_step=self._on_step)
             undo.callback(self._guards.report)
@@ -129,23 +129,6 @@ class Handle:
         if self._run.step is None:
             self._guards.report()
         return self._run.stats
-
-    def detach(self) -> None:
-        """Give the pipeline its own behaviour back, also in the middle of a run."""
-        self._undo.close()
-
-    def __enter__(self) -> Handle:
-        """Return the handle itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Detach."""
-        self.detach()
 
     def _on_start(self) -> None:
         self._close(restore=False)
