@@ -164,7 +164,7 @@ def parse_size(text: str) -> tuple[int, int]:
 def main(arguments: list[str] | None = None) -> None:
     """Measure models, one after the other, and write their rows."""
     parser = ModelParser(__doc__)
-    parser.add_argument("--calibration", type=int, default=16, help="calibration prompts")
+    parser.add_argument("--calibration", type=int, default=32, help="calibration prompts")
     parser.add_argument("--heldout", type=int, default=16, help="held-out prompts")
     parser.add_argument("--size", type=parse_size, metavar="HxW", help="the other size")
     parser.add_argument("--results", type=Path, default=RESULTS / "transfer.json")
