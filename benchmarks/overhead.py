@@ -27,6 +27,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from rows import replace_rows
 
 from ertacache.calibration.profiling import profile
 from ertacache.calibration.solving import solve
@@ -156,9 +157,7 @@ def main() -> None:
     prompts = [heldout[k % len(heldout)] for k in range(given.runs + 1)]
     measure(pipe, ways, prompts=prompts, call=call)
     rows = [make_row(name, way, ways[0]) for way in ways[1:]]
-    others = json.loads(given.output.read_text()) if given.output.exists() else []
-    others = [row for row in others if row["model"] != name]
-    given.output.write_text(json.dumps(others + rows, indent=1) + "\n")
+    replace_rows(given.output, name, rows)
     for row in rows:
         print(
             f"{row['method']:12}{row['compute_steps']:3} of {row['steps']}: "

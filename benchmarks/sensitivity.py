@@ -32,7 +32,17 @@ from typing import Any
 
 import torch
 from plots import draw_sensitivity
-from rows import RESULTS, ROOT, Calibration, ModelParser, Row, calibrate, mean_row, read_rows
+from rows import (
+    RESULTS,
+    ROOT,
+    Calibration,
+    ModelParser,
+    Row,
+    calibrate,
+    mean_row,
+    read_rows,
+    replace_rows,
+)
 from torch import Tensor
 
 from ertacache.calibration.procedure import HELDOUT_SEED
@@ -152,8 +162,7 @@ def put_rows(path: Path, model: str, steps: int, rows: Sequence[Row]) -> list[Ro
     kept = [r for r in read_rows(path) if r["model"] != model or r["prompts"] not in numbers]
     mine = [row for row in [*kept, *fresh] if row["model"] == model]
     mine.sort(key=lambda row: (row["prompts"], -row["budget"], row["method"]))
-    others = [row for row in kept if row["model"] != model]
-    path.write_text(json.dumps([*others, *mine], indent=1) + "\n")
+    replace_rows(path, model, mine)
     return mine
 
 
