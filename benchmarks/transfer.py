@@ -119,7 +119,9 @@ def judge(pipe: Any, policy: Policy, model: Any, setting: Setting, prompts: list
                 call=call_of(model, setting),
             )
     except PolicyError as error:
-        return {"refused": str(error), "beats_fewer_steps": False}
+        # The error names the folder that the model was loaded from, which is another one elsewhere.
+        reason = str(error).replace(str(model.folder), model.name)
+        return {"refused": reason, "beats_fewer_steps": False}
     ours, fewer = mean_row(ways[1].decibels), mean_row(ways[2].decibels, "fewer")
     return {**ours, **fewer, "beats_fewer_steps": ours["psnr_db"] > fewer["fewer_db"]}
 

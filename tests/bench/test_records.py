@@ -36,6 +36,15 @@ def test_a_journal_of_other_settings_is_refused_and_kept(tmp_path: Path) -> None
     assert path.read_bytes() == before
 
 
+def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    Journal(path, SETTINGS)
+    with path.open("a") as file:
+        file.write('{"method": "ours", "budget": 2.0, "batch": 0}\n')  # of no kind
+    with pytest.raises(ValueError, match="other settings or versions"):
+        Journal(path, SETTINGS)
+
+
 def test_costs_and_turns_are_measured_once(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     for measured in (True, False):

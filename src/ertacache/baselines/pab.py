@@ -72,9 +72,8 @@ class PAB:
         """The configuration for diffusers' own call."""
         known = PUBLISHED.get(type(one_network(pipe)).__name__, Published())
         timesteps = self.timesteps or known.timesteps
-        twice, thrice = (
-            n * skip_range if skip_range > 1 else 1 for n in (2, 3)
-        )  # 1 reuses nothing
+        # A range of 1 reuses nothing, and must not become a longer one.
+        twice, thrice = (n * skip_range if skip_range > 1 else 1 for n in (2, 3))
         more: dict[str, Any] = {}
         if known.spatial:
             more["spatial_attention_block_identifiers"] = known.spatial

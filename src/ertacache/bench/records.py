@@ -72,8 +72,9 @@ class _Made:
     file: str
 
 
-_KINDS = {kind.__name__.strip("_").lower(): kind for kind in (Record, Cost, _Turn, _Made)}
 _Finding = Record | Cost | _Turn | _Made
+_KINDS = {"record": Record, "cost": Cost, "turn": _Turn, "made": _Made}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 class Journal:
@@ -99,13 +100,14 @@ class Journal:
     def _read(self, path: Path, settings: Mapping[str, Any]) -> None:
         # A line that was cut off by the interruption is not JSON and is measured again.
         lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
-        if not lines or json.loads(lines[0]) != json.loads(json.dumps(dict(settings))):
+        found = [json.loads(line) for line in lines]
+        known = all(fields.get("kind") in _KINDS for fields in found[1:])
+        if not known or found[:1] != [json.loads(json.dumps(dict(settings)))]:
             raise ValueError(
                 f"{str(path)!r} belongs to a benchmark with other settings or versions: "
                 "delete it to start over, or write to another file"
             )
-        for line in lines[1:]:
-            fields = json.loads(line)
+        for fields in found[1:]:
             self._take(_KINDS[fields.pop("kind")](**fields))
         path.write_text("".join(line + "\n" for line in lines))
 
@@ -123,9 +125,9 @@ class Journal:
     def _keep(self, finding: _Finding) -> None:
         self._take(finding)
         if self.path is not None:
-            kind = type(finding).__name__.strip("_").lower()
+            line = {"kind": _NAMES[type(finding)]} | asdict(finding)
             with self.path.open("a") as file:
-                file.write(json.dumps({"kind": kind} | asdict(finding)) + "\n")
+                file.write(json.dumps(line) + "\n")
 
     def _folder(self) -> Path:
         assert self.path is not None

@@ -28,8 +28,9 @@ from ertacache.integration.walk import Search, Walk, fit_gain_run, search_run
 __all__ = ["PASSES", "calibrate_paper", "fit_paper_plan", "make_walk", "search_schedule"]
 
 PASSES = 6
-_MORE = 12  # if all of them computed too many steps
 """Thresholds that are tried for a number of computed steps; most need two or three."""
+
+_MORE = 12  # if all of them computed too many steps
 
 
 def calibrate_paper(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 import torch
@@ -148,11 +147,11 @@ def _schedules(policy: Policy, profile: Profile) -> list[tuple[int, ...]]:
     """The policy's schedule, the paper's and the uniform one, each once."""
     budget, pinned = len(policy.compute_steps), {0, *read_first_steps(profile.provenance)}
     found = sweep_profile(*paper_distances(profile, "residual"))
-    # Thresholds skip some budgets, and a later network's first step is not the paper's concern.
-    fits = (steps for _, steps in sorted(found.items()) if len(steps) == budget)
-    paper = [steps for steps in islice(fits, 1) if pinned <= set(steps)]
+    paper = next((steps for _, steps in sorted(found.items()) if len(steps) == budget), ())
     uniform = spread_schedule(policy.num_steps, budget, pinned)
-    return list(dict.fromkeys([policy.compute_steps, *paper, uniform]))
+    # Thresholds skip some budgets, and a later network's first step is not the paper's concern.
+    others = [steps for steps in (paper, uniform) if pinned <= set(steps)]
+    return list(dict.fromkeys([policy.compute_steps, *others]))
 
 
 @dataclass(frozen=True, eq=False)
