@@ -1,6 +1,6 @@
 """Exactly solvable flows: closed-form velocities of ``x_s = (1 - s) x0 + s noise``.
 
-A network whose answers are known: for examples, tests and the figure of the trajectories.
+A network whose outputs are known: for examples, tests and the figure of the trajectories.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class GaussianRing:
 
 
 def shifted_sigmas(num_steps: int, shift: float = 3.0) -> Tensor:
-    """The non-uniform table of flow models: ``shift s / (1 + (shift - 1) s)`` of a uniform s."""
+    """Sigmas of flow models: ``shift s / (1 + (shift - 1) s)`` of a uniform s."""
     s = torch.linspace(1, 0, num_steps + 1, dtype=torch.float64)
     return shift * s / (1 + (shift - 1) * s)
 

@@ -1,30 +1,132 @@
-"""Profile accumulation: what one pass of the untouched run leaves, whatever the latent's size.
+"""What a full run leaves in a profile: inner products, means and L1 distances, per prompt.
 
-Inner products, means and L1 distances of the run's latents and outputs, one set per prompt. They
-are joined over prompts and added up over pieces of a latent. Knows no file and no model.
+Their size does not depend on the latent's. They are joined over prompts and added up over pieces
+of a latent, so profiles can be streamed, merged and sharded.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from ertacache.core.solver import Trajectory
-
-__all__ = ["RunStatistics", "fit_nominal", "profile_run"]
+__all__ = ["Gram", "RunStatistics", "Trajectory", "gram_of", "profile_run"]
 
 CHUNK = 1 << 16  # elements cast to float64 at a time: bounds memory for any latent
 
 
 @dataclass(frozen=True, eq=False)
-class RunStatistics:
-    """Statistics of reference runs; P prompts, T steps, R = 2T + 1 vectors x_0..x_T, v_0..v_{T-1}.
+class Trajectory:
+    """The latents and outputs of a run.
 
     Attributes:
-        inner: mean over elements of the products of any two vectors, shape (P, R, R).
+        latents: x_0 ... x_T, each of shape (P, ...).
+        outputs: v_0 ... v_{T-1}, like the latents.
+    """
+
+    latents: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+    @property
+    def num_steps(self) -> int:
+        """Number of sampling steps T."""
+        return len(self.outputs)
+
+
+@dataclass(frozen=True, eq=False)
+class Gram:
+    """Inner products of the vectors x_0 ... x_T, v_0 ... v_{T-1} of full runs.
+
+    Attributes:
+        products: mean over elements of the product of any two of the R = 2T + 1 vectors, one
+            symmetric matrix per prompt (or mean of prompts), shape (M, R, R), float64.
+
+    Example:
+        >>> gram = Gram(torch.eye(5, dtype=torch.float64)[None])
+        >>> gram.num_steps, gram.x(2), gram.v(0)
+        (2, 2, 3)
+        >>> gram.between(gram.x(1), gram.x(1))
+        tensor([1.], dtype=torch.float64)
+    """
+
+    products: Tensor
+
+    @property
+    def num_steps(self) -> int:
+        """Number of sampling steps T."""
+        return (self.size - 1) // 2
+
+    @property
+    def size(self) -> int:
+        """Number of vectors R."""
+        return self.products.shape[-1]
+
+    def x(self, step: int) -> int:
+        """Place of the latent before ``step``; T is the final one."""
+        return step
+
+    def v(self, step: int) -> int:
+        """Place of the output of ``step``."""
+        return self.num_steps + 1 + step
+
+    def between(self, a: int | Tensor, b: int | Tensor) -> Tensor:
+        """Products of vectors with the places ``a`` and ``b``, shape (M, ...)."""
+        return self.products[:, a, b]
+
+    @property
+    def squares(self) -> Tensor:
+        """Mean square of every vector, shape (M, R)."""
+        return self.products.diagonal(dim1=1, dim2=2)
+
+    def mean(self) -> Gram:
+        """One matrix, the mean of all."""
+        return Gram(self.products.mean(0, keepdim=True))
+
+    def folds(self, count: int) -> tuple[Gram, Gram, Tensor]:
+        """Split the prompts into folds: the means of each fold, of the rest, and the fold sizes.
+
+        Prompt p is in fold ``p % count``. With one prompt the rest is that prompt itself.
+        """
+        P = len(self.products)
+        fold = torch.arange(P) % count
+        size = torch.bincount(fold).double()
+        column = size[:, None, None]
+        held = torch.zeros(count, self.size, self.size, dtype=torch.float64)
+        held.index_add_(0, fold, self.products)
+        rest = (held.sum(0) - held) / (P - column) if P > 1 else held
+        return Gram(held / column), Gram(rest), size
+
+    def output_rate(self) -> Tensor:
+        """``|v_k - v_{k-1}|^2 / |x_k - x_{k-1}|^2``, shape (M, T); 0 at step 0."""
+        T, squares = self.num_steps, self.squares
+        moved = squares[:, 1:] + squares[:, :-1] - 2 * self.products.diagonal(1, dim1=1, dim2=2)
+        x, v = moved[:, : T - 1], moved[:, T + 1 :]
+        rate = v.clamp_min(0) / x.clamp_min(torch.finfo(x.dtype).tiny)
+        return torch.cat([torch.zeros_like(squares[:, :1]), rate.where(x > 0, 0.0)], dim=1)
+
+    def padded_rows(self) -> Tensor:
+        """All rows of all matrices, (M (R + 1), R + 1).
+
+        A row and a column of zeros per matrix stand for outputs that a short history lacks.
+        """
+        padded = torch.nn.functional.pad(self.products, (0, 1, 0, 1))
+        return padded.reshape(-1, self.size + 1)
+
+    def from_step(self, first: int) -> Gram:
+        """The products of the steps from ``first`` on, as if the runs had begun there."""
+        rows = _vectors_from(first, self.num_steps)
+        return Gram(self.products[:, rows][:, :, rows])
+
+
+@dataclass(frozen=True, eq=False)
+class RunStatistics:
+    """Statistics of full runs; P prompts, T steps, R = 2T + 1 vectors x_0..x_T, v_0..v_{T-1}.
+
+    Attributes:
+        inner: products of ``Gram``, shape (P, R, R).
         means: mean of each vector's elements, shape (P, R).
         residual_l1: mean absolute difference of the residuals v - x of two steps, (P, T, T).
         residual_norm: mean absolute value of each step's residual, (P, T).
@@ -72,9 +174,37 @@ class RunStatistics:
         """Number of sampling steps T."""
         return self.residual_norm.shape[1]
 
+    @property
+    def gram(self) -> Gram:
+        """The inner products, one matrix per prompt."""
+        return Gram(self.inner)
+
+    @property
+    def final_spread(self) -> float:
+        """Standard deviation of the elements of the final latents, over all prompts."""
+        last = self.num_steps
+        spread = (self.inner[:, last, last] - self.means[:, last].square()).mean()
+        return math.sqrt(max(spread.item(), 0.0))
+
     def select(self, prompts: Sequence[int]) -> RunStatistics:
         """The statistics of some of the prompts, given by their numbers."""
         return RunStatistics(**{f.name: getattr(self, f.name)[list(prompts)] for f in fields(self)})
+
+    def from_step(self, first: int) -> RunStatistics:
+        """The statistics of the steps from ``first`` on, as if the runs had begun there.
+
+        Exact if every step is of first order; a multistep scheduler would begin another history.
+        """
+        rows = _vectors_from(first, self.num_steps)
+        return RunStatistics(
+            inner=self.gram.from_step(first).products,
+            means=self.means[:, rows],
+            residual_l1=self.residual_l1[:, first:, first:],
+            residual_norm=self.residual_norm[:, first:],
+            output_l1=self.output_l1[:, first:, first:],
+            output_norm=self.output_norm[:, first:],
+            elements=self.elements,
+        )
 
     def join(self, *others: RunStatistics) -> RunStatistics:
         """Put the prompts of several profiles of the same steps side by side."""
@@ -103,14 +233,12 @@ class RunStatistics:
 
 
 def profile_run(run: Trajectory) -> RunStatistics:
-    """Profile an untouched run in float64: one set of statistics per prompt of its batch.
+    """Profile a full run in float64: one set of statistics per prompt of its batch.
 
     Example:
-        >>> from ertacache.core.solver import run_reference
-        >>> table = torch.tensor([1.0, 0.5, 0.0])
-        >>> noise = torch.tensor([[1.0, 3.0], [2.0, 2.0]])
-        >>> stats = profile_run(run_reference(lambda x, sigma: x, noise, sigmas=table))
-        >>> stats.inner[:, 0, 0]  # mean square of x_0, one per prompt
+        >>> noise, v = torch.tensor([[1.0, 3.0], [2.0, 2.0]]), torch.zeros(2, 2)
+        >>> stats = profile_run(Trajectory((noise, noise), (v,)))
+        >>> stats.gram.between(0, 0)  # mean square of x_0, one per prompt
         tensor([5., 4.], dtype=torch.float64)
     """
     latents = [x.flatten(1) for x in run.latents]
@@ -125,26 +253,19 @@ def profile_run(run: Trajectory) -> RunStatistics:
     return total
 
 
-def fit_nominal(statistics: RunStatistics, *, latent: float | None = 1.0) -> Tensor:
-    """First-order update ``x[k+1] = c x[k] + b v[k]`` of an unknown linear scheduler, shape (T, 2).
+def gram_of(vectors: Sequence[Tensor]) -> Tensor:
+    """Inner products of flat vectors per element, in float64, a chunk at a time.
 
-    Least squares over all prompts; exact for Euler and DDIM.
-
-    Args:
-        statistics: profile of the scheduler's untouched runs.
-        latent: c when it is known (1 for flow models), None to fit it.
+    Example:
+        >>> gram_of([torch.tensor([1.0, 1.0]), torch.tensor([2.0, 0.0])]).tolist()
+        [[1.0, 1.0], [1.0, 2.0]]
     """
-    T = statistics.num_steps
-    G = statistics.inner.mean(0)
-    k = torch.arange(T)
-    x, y, v = k, k + 1, T + 1 + k
-    if latent is not None:
-        b = (G[y, v] - latent * G[x, v]) / G[v, v].clamp_min(torch.finfo(G.dtype).tiny)
-        return torch.stack([torch.full_like(b, latent), b], dim=1)
-    A = torch.stack([torch.stack([G[x, x], G[x, v]], -1), torch.stack([G[v, x], G[v, v]], -1)], -2)
-    rhs = torch.stack([G[x, y], G[v, y]], -1)
-    solution: Tensor = torch.linalg.lstsq(A, rhs[..., None]).solution
-    return solution[..., 0]
+    n = len(vectors[0])
+    total = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
+    for start in range(0, n, CHUNK):
+        rows = torch.stack([v[start : start + CHUNK].double() for v in vectors])
+        total += (rows @ rows.mT).cpu()
+    return total / n
 
 
 def _profile_piece(latents: Sequence[Tensor], outputs: Sequence[Tensor]) -> RunStatistics:
@@ -166,3 +287,8 @@ def _profile_piece(latents: Sequence[Tensor], outputs: Sequence[Tensor]) -> RunS
 
 def _symmetric(matrix: Tensor) -> Tensor:
     return (matrix + matrix.mT) / 2
+
+
+def _vectors_from(first: int, T: int) -> Tensor:
+    """Places of x_first ... x_T and v_first ... v_{T-1}."""
+    return torch.cat([torch.arange(first, T + 1), torch.arange(T + 1 + first, 2 * T + 1)])

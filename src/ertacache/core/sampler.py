@@ -1,109 +1,116 @@
-"""The reference loops: what both methods do, step by step, over any ``denoise(x, sigma) -> v``.
+"""Runs over any ``denoise(x, sigma) -> v``: the full run, and a run of any stepper.
 
-This is the executable definition that integrations are tested against. It knows no pipeline and
-makes no decision: everything was decided in the plan.
+The same steppers run in pipelines; the tests hold both to the same latents. Knows no pipeline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from ertacache.core.plan import PaperPlan, TrajectoryPlan
-from ertacache.core.rectify import rectify
-from ertacache.core.residual import Cache
-from ertacache.core.solver import Denoise, Euler, SolverFactory, Trajectory
+from ertacache.core.gram import Trajectory
+from ertacache.core.steppers import Stepper
 
-__all__ = ["combine", "plain_plan", "run_paper", "run_trajectory"]
+__all__ = ["Denoise", "Euler", "Solver", "SolverFactory", "run", "run_reference"]
+
+Denoise = Callable[[Tensor, Tensor], Tensor]
+"""``denoise(sample, sigma) -> model_output``; sigma is a 0-dim tensor of the schedule's dtype."""
 
 
-def combine(sample: Tensor, outputs: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
-    """The rectified update ``c x + sum_j a_j v_j``; ``coefficients`` are c, a_1, a_2, ...
+class Solver(Protocol):
+    """One run of a deterministic linear solver; it may keep a history between its steps."""
 
-    Coefficients beyond the outputs at hand are not used.
+    def step(self, model_output: Tensor, step: int, sample: Tensor) -> Tensor:
+        """Return the latent after ``step``."""
+        ...
+
+
+SolverFactory = Callable[[Tensor], Solver]
+"""Makes a fresh solver for a sigma schedule of T + 1 entries."""
+
+
+class Euler:
+    """Eq. 4: ``x[k+1] = x[k] + (sigma[k+1] - sigma[k]) v[k]``.
 
     Example:
-        >>> x, v = torch.tensor([1.0]), torch.tensor([10.0])
-        >>> combine(x, [v, 2 * v], [0.5, 1.0, -0.5])
-        tensor([0.5000])
+        >>> import torch
+        >>> solver = Euler(torch.tensor([1.0, 0.5, 0.0]))
+        >>> solver.step(torch.tensor([2.0]), 0, torch.tensor([3.0]))
+        tensor([2.])
     """
-    x = coefficients[0] * sample
-    for v, a in zip(outputs, coefficients[1:], strict=False):
-        x = x.add(v, alpha=a)
-    return x
+
+    def __init__(self, sigmas: Tensor) -> None:
+        """Keep the intervals of the schedule as Python numbers."""
+        self._intervals: list[float] = sigmas.double().diff().tolist()
+
+    def step(self, model_output: Tensor, step: int, sample: Tensor) -> Tensor:
+        """Return the latent after ``step``."""
+        return sample + self._intervals[step] * model_output
 
 
-def run_trajectory(
-    denoise: Denoise, sample: Tensor, *, sigmas: Tensor, plan: TrajectoryPlan
+def run_reference(
+    denoise: Denoise, sample: Tensor, *, sigmas: Tensor, solver: SolverFactory = Euler
 ) -> Trajectory:
-    """Trajectory rectification: the network on the computed steps, the plan's scalars on all.
+    """The full run: evaluate the network on every step, keep all latents and outputs.
 
     Args:
         denoise: the network.
         sample: the noise x_0, shape (P, ...).
-        sigmas: the table on which the profile was made, shape (T + 1,).
-        plan: computed steps and coefficients.
+        sigmas: the sigma schedule, shape (T + 1,).
+        solver: makes the solver for the schedule.
 
-    Returns:
-        All latents, and the newest computed output at every step.
+    Example:
+        >>> import torch
+        >>> sigmas = torch.tensor([1.0, 0.5, 0.0])
+        >>> full = run_reference(lambda x, sigma: 2 * x, torch.tensor([[1.0]]), sigmas=sigmas)
+        >>> [x.item() for x in full.latents]
+        [1.0, 0.0, 0.0]
     """
-    _check_steps(sigmas, plan.num_steps)
-    computed = frozenset(plan.compute_steps)
-    z = torch.cat([plan.latent[:, None], plan.outputs], dim=1).tolist()
-    latents, used, past = [sample], [], list[Tensor]()
-    for k in range(plan.num_steps):
-        if k in computed:
-            past = [denoise(latents[-1], sigmas[k]), *past][: plan.history]
-        used.append(past[0])
-        latents.append(combine(latents[-1], past, z[k]))
-    return Trajectory(tuple(latents), tuple(used))
+    steps = solver(sigmas)
+    latents, outputs = [sample], []
+    for k in range(len(sigmas) - 1):
+        outputs.append(denoise(latents[-1], sigmas[k]))
+        latents.append(steps.step(outputs[-1], k, latents[-1]))
+    return Trajectory(tuple(latents), tuple(outputs))
 
 
-def run_paper(
-    denoise: Denoise, sample: Tensor, *, plan: PaperPlan, solver: SolverFactory = Euler
-) -> Trajectory:
-    """Algorithm 1: reuse, the adjusted table and rectification, in the scheduler's own update.
+def run(
+    denoise: Denoise,
+    sample: Tensor,
+    stepper: Stepper,
+    *,
+    sigmas: Tensor,
+    solver: SolverFactory = Euler,
+) -> tuple[Tensor, ...]:
+    """Run a stepper: the network on its computed steps, its update on all of them.
 
     Args:
         denoise: the network.
         sample: the noise x_0, shape (P, ...).
-        plan: computed steps, kind of reuse, table, gain and bias.
-        solver: makes the solver for the plan's table.
+        stepper: what each step does; fresh.
+        sigmas: the nominal sigma schedule, shape (T + 1,); the stepper may bring an adjusted one.
+        solver: makes the solver that stands for the scheduler.
 
     Returns:
-        All latents, and the output used at every step.
+        The latents x_0 ... x_T.
+
+    Example:
+        >>> import torch
+        >>> from ertacache.core.plans import PaperPlan
+        >>> from ertacache.core.steppers import PaperStepper
+        >>> sigmas = torch.tensor([1.0, 0.5, 0.25, 0.0]).double()
+        >>> plan = PaperPlan((0, 2), "velocity", sigmas)  # plain reuse on step 1
+        >>> latents = run(lambda x, sigma: x, torch.ones(1), PaperStepper(plan), sigmas=sigmas)
+        >>> [x.item() for x in latents]
+        [1.0, 0.5, 0.25, 0.1875]
     """
-    computed = frozenset(plan.compute_steps)
-    run = solver(plan.sigmas)
-    latents, used = [sample], list[Tensor]()
-    cache: Cache | None = None
-    for k in range(plan.num_steps):
+    schedule = sigmas if stepper.sigmas is None else stepper.sigmas
+    steps, latents = solver(schedule), [sample]
+    for k in range(len(schedule) - 1):
         x = latents[-1]
-        if cache is None or k in computed:
-            v = denoise(x, plan.sigmas[k])
-            cache = Cache.of(v, x, reuse=plan.reuse)
-        else:
-            v = cache.reuse(x)
-            if plan.gain is not None and plan.bias is not None:
-                v = rectify(v, gain=plan.gain[k], bias=plan.bias[k])
-        used.append(v)
-        latents.append(run.step(v, k, x))
-    return Trajectory(tuple(latents), tuple(used))
-
-
-def plain_plan(sigmas: Tensor, compute_steps: Sequence[int]) -> TrajectoryPlan:
-    """Plain reuse of the last output under Euler, as a plan.
-
-    Example:
-        >>> plain_plan(torch.tensor([1.0, 0.75, 0.0]), [0]).outputs.flatten()
-        tensor([-0.2500, -0.7500], dtype=torch.float64)
-    """
-    d = sigmas.double().diff()
-    return TrajectoryPlan(tuple(compute_steps), torch.ones_like(d), d[:, None])
-
-
-def _check_steps(sigmas: Tensor, num_steps: int) -> None:
-    if len(sigmas) != num_steps + 1:
-        raise ValueError(f"a plan of {num_steps} steps, but a table of {len(sigmas) - 1}")
+        v = denoise(x, schedule[k]) if stepper.computes(k) else None
+        latents.append(stepper.step(k, x, v, partial(steps.step, step=k, sample=x)))
+    return tuple(latents)

@@ -1,1 +1,1 @@
-"""The two files, profile and policy: frozen dataclasses, written whole, read with suspicion."""
+"""The two files, profile and policy: frozen dataclasses, written atomically, validated on load."""

@@ -1,7 +1,7 @@
-"""The container of both files: safetensors with one canonical JSON text in its header.
+"""The container of both files: safetensors with one canonical JSON string in its header.
 
-Writes the same bytes for the same content, and reads nothing that it has not checked. Knows
-neither profiles nor policies, only fields and tensors; ``docs/formats.md`` is the specification.
+Writes the same bytes for the same content, and reads nothing that it has not checked. Knows fields
+and tensors, not what they mean; ``docs/formats.md`` is the specification.
 """
 
 from __future__ import annotations
@@ -15,23 +15,32 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import safetensors.torch
 from torch import Tensor
 
-from ertacache.formats.checks import FormatError
-from ertacache.formats.strictjson import canonical, parse_object
+from ertacache.formats.schema import FormatError, canonical, parse_object, raising
 
-__all__ = ["Document", "open_document", "open_regular", "pack", "write_atomic"]
+__all__ = [
+    "Document",
+    "FileKind",
+    "open_document",
+    "open_regular",
+    "pack",
+    "read_kind",
+    "write_atomic",
+]
+
+FileKind = Literal["policy", "profile"]
 
 MAX_FILE_BYTES = 256 << 20
 MAX_HEADER_BYTES = 4 << 20
 METADATA_KEY = "ertacache"
-_SEAL = '{{"checksum":"{}",'  # what the text begins with; "checksum" sorts before all other keys
+_SEAL = '{{"checksum":"{}",'  # how the string begins; "checksum" sorts before all other keys
 _SEAL_LENGTH = len(_SEAL.format("0" * 64))
-_KINDS = {"ertacache-policy": "policy", "ertacache-profile": "profile"}
-_NEWEST = {"ertacache-policy": 1, "ertacache-profile": 2}  # versions
+_FORMATS: dict[str, FileKind] = {"ertacache-policy": "policy", "ertacache-profile": "profile"}
+_NEWEST: dict[FileKind, int] = {"policy": 1, "profile": 2}  # versions
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,19 +48,23 @@ class Document:
     """A file whose header has been read and checked, and whose tensors have not been touched.
 
     Attributes:
+        kind: which of the two files it is.
         fields: the JSON object of the header, without format, version and checksum.
         version: of the format.
         entries: the tensors as safetensors' own header declares them.
-        text: the JSON text that the checksum covers.
+        text: the JSON string of the header.
+        checksum: of that string and the tensor section, as the header declares it.
         header: length prefix and header, as they stand in the file.
         stream: the file, positioned at the tensor section.
         size: length of the tensor section in bytes.
     """
 
+    kind: FileKind
     fields: dict[str, Any]
     version: int
     entries: dict[str, Any]
     text: str
+    checksum: str
     header: bytes
     stream: BinaryIO
     size: int
@@ -70,13 +83,13 @@ class Document:
                 f"the tensors take {total} bytes, but the file holds {self.size} for them"
             )
         buffer = _read(self.stream, total)
-        if _digest(self.text, buffer) != self.text[13:77]:
+        if _digest(self.text, buffer) != self.checksum:
             raise FormatError("the checksum does not match: the file is damaged, copy it again")
         return safetensors.torch.load(self.header + buffer)
 
 
-def open_document(stream: BinaryIO, size: int, *, kind: str) -> Document:
-    """Read and check the header of a file of ``size`` bytes that should be of ``kind``."""
+def open_document(stream: BinaryIO, size: int, *, kind: FileKind | None = None) -> Document:
+    """Read and check the header of a file of ``size`` bytes; None as ``kind`` accepts both."""
     if size > MAX_FILE_BYTES:
         raise FormatError(f"the file has {size} bytes, more than the limit of {MAX_FILE_BYTES}")
     if size < 8:
@@ -92,18 +105,48 @@ def open_document(stream: BinaryIO, size: int, *, kind: str) -> Document:
     header = _read(stream, length)
     entries = parse_object(header, "the header")
     text = _metadata(entries.pop("__metadata__", None))
-    fields, version = _open_seal(text, kind)
-    return Document(fields, version, entries, text, prefix + header, stream, size - 8 - length)
+    fields = parse_object(text.encode(), f"the metadata {METADATA_KEY!r}")
+    found, version = _take_format(fields, kind)
+    return Document(
+        kind=found,
+        version=version,
+        checksum=_take_checksum(fields, text),
+        fields=fields,
+        entries=entries,
+        text=text,
+        header=prefix + header,
+        stream=stream,
+        size=size - 8 - length,
+    )
+
+
+def read_kind(path: str | os.PathLike[str]) -> FileKind:
+    """Return which of the two files stands at ``path``; its tensors are not read.
+
+    Example:
+        >>> read_kind("absent")
+        Traceback (most recent call last):
+        ertacache.formats.schema.FormatError: cannot load 'absent': No such file or directory
+    """
+    with (
+        raising(FormatError, f"cannot load {os.fspath(path)!r}: "),
+        open_regular(path) as (stream, size),
+    ):
+        return open_document(stream, size).kind
 
 
 def pack(
-    kind: str, fields: Mapping[str, object], *, tensors: Mapping[str, Tensor], version: int = 1
+    kind: FileKind,
+    fields: Mapping[str, object],
+    *,
+    tensors: Mapping[str, Tensor],
+    version: int = 1,
 ) -> bytes:
     """Return the bytes of a file of ``kind``; the same bytes for the same content.
 
     Example:
         >>> import torch
-        >>> data = pack("ertacache-policy", {}, tensors={"sigmas": torch.ones(2).double()})
+        >>> data = pack("policy", {}, tensors={"sigmas": torch.ones(2).double()})
         >>> len(data)
         248
     """
@@ -112,7 +155,7 @@ def pack(
         raise FormatError(f"its tensors take {total} bytes, more than the limit {MAX_FILE_BYTES}")
     # Clones, because safetensors refuses tensors that share their memory.
     ready = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    text = canonical({"format": kind, "version": version, **fields})
+    text = canonical({"format": f"ertacache-{kind}", "version": version, **fields})
     draft = _serialize(text, "0" * 64, ready)
     start = 8 + struct.unpack("<Q", draft[:8])[0]
     if start > MAX_HEADER_BYTES or len(draft) > MAX_FILE_BYTES:
@@ -169,34 +212,40 @@ def _read(stream: BinaryIO, count: int) -> bytes:
 
 def _metadata(value: object) -> str:
     if type(value) is not dict or type(value.get(METADATA_KEY)) is not str or len(value) != 1:
-        raise FormatError(f"its metadata is not the one text {METADATA_KEY!r}: not our file")
+        raise FormatError(
+            f"its metadata is not the one string {METADATA_KEY!r}: not an ertacache file"
+        )
     text = value[METADATA_KEY]
     if not text.isascii():
         raise FormatError(f"its metadata {METADATA_KEY!r} is not ASCII")
     return str(text)
 
 
-def _open_seal(text: str, kind: str) -> tuple[dict[str, Any], int]:
-    """Return the fields of the header, and their version, once what all share is checked."""
-    fields = parse_object(text.encode(), f"the metadata {METADATA_KEY!r}")
-    found, version = fields.pop("format", None), fields.pop("version", None)
-    if type(found) is not str or found not in _KINDS:
+def _take_format(fields: dict[str, Any], kind: FileKind | None) -> tuple[FileKind, int]:
+    """Take format and version out of the fields of a header, checked."""
+    name, version = fields.pop("format", None), fields.pop("version", None)
+    if type(name) is not str or name not in _FORMATS:
         raise FormatError("it is neither an ertacache profile nor an ertacache policy")
-    if found != kind:
-        raise FormatError(f"it is a {_KINDS[found]}, not a {_KINDS[kind]}")
+    found = _FORMATS[name]
+    if kind is not None and found != kind:
+        raise FormatError(f"it is a {found}, not a {kind}")
     if type(version) is not int or version < 1:
         raise FormatError("its format version is not a positive integer")
-    if version > _NEWEST[kind]:
+    if version > _NEWEST[found]:
         raise FormatError(
-            f"it has format version {version} and this ertacache reads up to {_NEWEST[kind]}: "
+            f"it has format version {version} and this ertacache reads up to {_NEWEST[found]}: "
             "upgrade ertacache"
         )
+    return found, version
+
+
+def _take_checksum(fields: dict[str, Any], text: str) -> str:
     checksum = fields.pop("checksum", None)
     if type(checksum) is not str or not text.startswith(_SEAL.format(checksum)):
         raise FormatError("its metadata does not begin with a checksum")
     if len(checksum) != 64:
         raise FormatError("its checksum does not have 64 digits")
-    return fields, version
+    return checksum
 
 
 def _layout(shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, object], int]:
@@ -221,6 +270,6 @@ def _check_entry(name: str, found: object, wanted: object) -> None:
         raise FormatError(f"it holds an unknown tensor {name[:40]!r}")
     if found is None:
         raise FormatError(f"it lacks the tensor {name!r}")
-    declared, expected = canonical(found), canonical(wanted)  # as texts: 1, 1.0 and true differ
+    declared, expected = canonical(found), canonical(wanted)  # as JSON: 1, 1.0 and true differ
     if declared != expected:
         raise FormatError(f"it declares {name!r} as {declared[:120]}, expected {expected}")

@@ -1,6 +1,6 @@
 """What a calibrated run was, and how another run differs from it.
 
-Knows no pipeline: whoever holds one reads these facts off it. Knows no file either.
+The facts are read off a pipeline by ``integration.identity``.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ertacache.formats.checks import (
+from ertacache.formats.schema import (
     MAX_DIMENSIONS,
     MAX_INTEGER,
     MAX_STEPS,
     FormatError,
+    canonical,
     check_count,
     check_number,
-    check_text,
-    check_texts,
+    check_string,
+    check_strings,
+    take_list,
+    take_record,
 )
-from ertacache.formats.strictjson import canonical, take_list, take_record
 
 __all__ = [
     "ConfigValue",
@@ -74,7 +76,7 @@ class Difference:
     fatal: bool
 
     def __str__(self) -> str:
-        """Return the difference as words: ``guidance is 5.0, was 3.5``."""
+        """Return the difference in words: ``guidance is 5.0, was 3.5``."""
         return f"{self.field} is {_brief(self.current)}, was {_brief(self.calibrated)}"
 
 
@@ -89,7 +91,7 @@ class Fingerprint:
         scheduler: class name of the scheduler.
         scheduler_config: its configuration, ``plain_config`` of it.
         num_steps: number of sampling steps T.
-        sigmas_hash: ``hash_sigmas`` of the nominal sigma table.
+        sigmas_hash: ``hash_sigmas`` of the nominal sigma schedule.
         guidance: guidance scale; None for a run without guidance.
         dtype: number type of the network, such as ``"bfloat16"``.
         latent_shape: shape of one sample's latent, without the batch.
@@ -111,7 +113,7 @@ class Fingerprint:
     def __post_init__(self) -> None:
         """Check every field, and keep copies that the caller cannot change."""
         for name in ("pipeline", "denoiser", "scheduler", "dtype"):
-            check_text(name, getattr(self, name))
+            check_string(name, getattr(self, name))
         for name in ("denoiser_hash", "sigmas_hash"):
             _check_hash(name, getattr(self, name))
         check_count("num_steps", self.num_steps, low=1, high=MAX_STEPS)
@@ -119,7 +121,7 @@ class Fingerprint:
             object.__setattr__(self, "guidance", check_number("guidance", self.guidance))
         object.__setattr__(self, "latent_shape", _check_shape(self.latent_shape))
         object.__setattr__(self, "scheduler_config", _check_config(self.scheduler_config))
-        object.__setattr__(self, "versions", check_texts("versions", self.versions))
+        object.__setattr__(self, "versions", check_strings("versions", self.versions))
 
     def compare(self, other: Fingerprint) -> list[Difference]:
         """Return the differences of ``other`` from this run, the fatal ones first.
@@ -158,9 +160,9 @@ class Fingerprint:
 
 
 def hash_sigmas(sigmas: Tensor) -> str:
-    """Return the SHA-256 of a sigma table, as little-endian float32, in hexadecimal digits.
+    """Return the SHA-256 of a sigma schedule, as little-endian float32, in hexadecimal digits.
 
-    Single precision is what schedulers keep, so a table and its float64 copy have one hash.
+    Single precision is what schedulers keep, so a schedule and its float64 copy have one hash.
 
     Example:
         >>> hash_sigmas(torch.tensor([1.0, 0.5, 0.0]))[:16]
@@ -184,7 +186,7 @@ def plain_config(config: Mapping[str, Any]) -> dict[str, ConfigValue]:
     """Return a configuration as a flat mapping of JSON scalars and tuples of them.
 
     Keys that begin with an underscore are left out: they say where and by which version it was
-    stored. Infinities become texts and nested values their JSON text, so that every scheduler's
+    stored. Infinities become strings and nested values their JSON, so that every scheduler's
     configuration can be kept.
 
     Example:
@@ -231,7 +233,7 @@ def _brief(value: object) -> str:
 
 
 def _check_hash(name: str, value: object) -> None:
-    text = check_text(name, value)
+    text = check_string(name, value)
     if len(text) != 64 or not set(text) <= set("0123456789abcdef"):
         raise FormatError(f"{name} must be 64 hexadecimal digits, got {_brief(text)}")
 
@@ -246,7 +248,7 @@ def _check_config(value: object) -> dict[str, ConfigValue]:
     if not isinstance(value, Mapping):
         raise FormatError(f"scheduler_config must be a mapping, got {type(value).__name__}")
     checked: dict[str, ConfigValue] = {}
-    for key in sorted(check_text("a key of scheduler_config", key) for key in value):
+    for key in sorted(check_string("a key of scheduler_config", key) for key in value):
         name, entry = f"scheduler_config.{key[:40]}", value[key]
         if isinstance(entry, list | tuple):
             checked[key] = tuple(_check_scalar(name, scalar) for scalar in entry)
@@ -259,7 +261,7 @@ def _check_scalar(name: str, value: object) -> ConfigScalar:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return check_text(name, value, empty=True)
+        return check_string(name, value, empty=True)
     if isinstance(value, int):
         return check_count(name, value, low=-MAX_INTEGER)
     if isinstance(value, float):

@@ -1,7 +1,7 @@
-"""The profile file: what the untouched runs of a pipeline left behind, one record per prompt.
+"""The profile file: the statistics of a pipeline's full runs, one record per prompt.
 
-Knows no pipeline and solves nothing; ``core.gram`` makes the statistics, ``policy`` may embed a
-profile. The file is specified in ``docs/formats.md``.
+``core.gram`` makes the statistics, ``policy`` may embed a profile. The file is specified in
+``docs/formats.md``.
 """
 
 from __future__ import annotations
@@ -16,24 +16,31 @@ import torch
 from torch import Tensor
 
 from ertacache.core.gram import RunStatistics
-from ertacache.formats.checks import (
+from ertacache.formats.container import Document, open_document, open_regular, pack, write_atomic
+from ertacache.formats.fingerprint import Fingerprint, hash_sigmas
+from ertacache.formats.schema import (
     FormatError,
     check_count,
     check_sigmas,
+    check_string,
+    check_strings,
     check_tensor,
-    check_text,
-    check_texts,
     raising,
+    take_record,
 )
-from ertacache.formats.container import Document, open_document, open_regular, pack, write_atomic
-from ertacache.formats.fingerprint import Fingerprint, hash_sigmas
-from ertacache.formats.strictjson import take_record
-from ertacache.formats.triangle import pack_triangle, unpack_triangle
 
-__all__ = ["Profile", "ProfileError", "ProfiledPrompt"]
+__all__ = [
+    "Profile",
+    "ProfileError",
+    "ProfiledPrompt",
+    "check_expert_steps",
+    "check_schedule",
+    "read_expert_steps",
+    "write_expert_steps",
+]
 
-KIND = "ertacache-profile"
 MAX_PROMPTS = 10_000
+_EXPERT_STEPS = "first steps of networks"  # key in the provenance of a file
 _FIELDS: dict[str, tuple[type, ...]] = {"fingerprint": (dict,), "prompts": (list,)}
 _FIELDS_2 = _FIELDS | {"provenance": (dict,)}
 _PROMPT: dict[str, tuple[type, ...]] = {"elements": (int,), "prompt": (str,), "seed": (int,)}
@@ -48,7 +55,7 @@ class ProfiledPrompt:
     """One run of a profile. Two runs with the same prompt and seed are the same run.
 
     Attributes:
-        prompt: the text, as it was given to the pipeline.
+        prompt: as it was given to the pipeline.
         seed: seed of the initial noise, 0 to 2**63 - 1.
 
     Example:
@@ -61,25 +68,27 @@ class ProfiledPrompt:
     seed: int
 
     def __post_init__(self) -> None:
-        """Check text and range."""
+        """Check types and ranges."""
         with raising(ProfileError):
-            check_text("prompt", self.prompt, empty=True)
+            check_string("prompt", self.prompt, empty=True)
             check_count("seed", self.seed)
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """Statistics of untouched runs over P prompts and T steps.
+    """Statistics of full runs over P prompts and T steps.
 
     Attributes:
         fingerprint: what the runs were.
-        sigmas: nominal sigma table, shape (T + 1,), float64, strictly descending.
+        sigmas: nominal sigma schedule, shape (T + 1,), float64, strictly descending.
         nominal: first-order update of the user's scheduler, shape (T, 2), float64:
             ``x[k+1] = nominal[k, 0] x[k] + nominal[k, 1] v[k]``.
         statistics: what was measured, one set per prompt.
         prompts: the P runs, in the order of the statistics, no two the same.
-        provenance: where the profile comes from, free texts such as the command line. A policy that
-            embeds a profile keeps its own provenance only.
+        provenance: where the profile comes from, such as the command line. A policy that embeds a
+            profile keeps its own provenance only.
+        expert_steps: steps after 0 at which another network of the pipeline takes over; they must
+            be computed. Empty for pipelines with one network.
     """
 
     fingerprint: Fingerprint
@@ -88,16 +97,19 @@ class Profile:
     statistics: RunStatistics
     prompts: tuple[ProfiledPrompt, ...]
     provenance: Mapping[str, str] = field(default_factory=dict)
+    expert_steps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that the parts are valid and belong together."""
         object.__setattr__(self, "prompts", tuple(self.prompts))
         with raising(ProfileError):
-            check_table(self.fingerprint, self.sigmas)
+            check_schedule(self.fingerprint, self.sigmas)
             check_tensor("nominal", self.nominal, shape=(self.num_steps, 2))
             self._check_prompts()
             self._check_statistics()
-            object.__setattr__(self, "provenance", check_texts("provenance", self.provenance))
+            object.__setattr__(self, "provenance", check_strings("provenance", self.provenance))
+            experts = check_expert_steps(self.expert_steps, self.num_steps)
+            object.__setattr__(self, "expert_steps", experts)
 
     @property
     def num_steps(self) -> int:
@@ -126,8 +138,13 @@ class Profile:
                 f"{twice.seed} is in more than one of them, and would count twice"
             )
         statistics = self.statistics.join(*(other.statistics for other in others))
-        origins = _merge_texts([part.provenance for part in parts])
-        return Profile(self.fingerprint, self.sigmas, self.nominal, statistics, prompts, origins)
+        return replace(
+            self,
+            statistics=statistics,
+            prompts=prompts,
+            provenance=_merge_provenance([part.provenance for part in parts]),
+            expert_steps=tuple({k for part in parts for k in part.expert_steps}),
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile to ``path``; an old file stays until the new one is whole."""
@@ -147,12 +164,12 @@ class Profile:
             raising(ProfileError, f"cannot load {os.fspath(path)!r}: "),
             open_regular(path) as (stream, size),
         ):
-            return cls._from_document(open_document(stream, size, kind=KIND))
+            return cls._from_document(open_document(stream, size, kind="profile"))
 
     @classmethod
     def _from_bytes(cls, data: bytes, where: str) -> Profile:
         with raising(ProfileError, f"cannot load {where!r}: "):
-            return cls._from_document(open_document(BytesIO(data), len(data), kind=KIND))
+            return cls._from_document(open_document(BytesIO(data), len(data), kind="profile"))
 
     @classmethod
     def _from_document(cls, document: Document) -> Profile:
@@ -167,7 +184,8 @@ class Profile:
         shapes["sigmas"] = (fingerprint.num_steps + 1,)
         tensors = document.read_tensors(shapes)
         profile = cls._from_parts(fingerprint, tensors["sigmas"], prompts, tensors=tensors)
-        return replace(profile, provenance=origin)
+        experts, origin = read_expert_steps(origin)
+        return replace(profile, provenance=origin, expert_steps=experts)
 
     @classmethod
     def _from_parts(
@@ -179,11 +197,11 @@ class Profile:
         tensors: Mapping[str, Tensor],
     ) -> Profile:
         statistics = RunStatistics(
-            inner=unpack_triangle(tensors["inner"], 2 * fingerprint.num_steps + 1),
+            inner=_unpack_triangle(tensors["inner"], 2 * fingerprint.num_steps + 1),
             means=tensors["means"],
-            residual_l1=unpack_triangle(tensors["residual_l1"], fingerprint.num_steps),
+            residual_l1=_unpack_triangle(tensors["residual_l1"], fingerprint.num_steps),
             residual_norm=tensors["residual_norm"],
-            output_l1=unpack_triangle(tensors["output_l1"], fingerprint.num_steps),
+            output_l1=_unpack_triangle(tensors["output_l1"], fingerprint.num_steps),
             output_norm=tensors["output_norm"],
             elements=torch.tensor([elements for _, elements in prompts], dtype=torch.int64),
         )
@@ -194,10 +212,10 @@ class Profile:
         fields: dict[str, object] = {"fingerprint": self.fingerprint._to_json()}
         fields["prompts"] = self._prompts_json()
         tensors = {"sigmas": self.sigmas, **self._tensors()}
-        if not self.provenance:
-            return pack(KIND, fields, tensors=tensors)
-        origin = {"provenance": dict(self.provenance)}
-        return pack(KIND, fields | origin, tensors=tensors, version=2)
+        origin = write_expert_steps(self.provenance, self.expert_steps)
+        if not origin:
+            return pack("profile", fields, tensors=tensors)
+        return pack("profile", fields | {"provenance": origin}, tensors=tensors, version=2)
 
     def _prompts_json(self) -> list[dict[str, object]]:
         counts = self.statistics.elements.tolist()
@@ -208,12 +226,12 @@ class Profile:
 
     def _tensors(self) -> dict[str, Tensor]:
         return {
-            "inner": pack_triangle(self.statistics.inner),
+            "inner": _pack_triangle(self.statistics.inner),
             "means": self.statistics.means,
             "nominal": self.nominal,
-            "output_l1": pack_triangle(self.statistics.output_l1),
+            "output_l1": _pack_triangle(self.statistics.output_l1),
             "output_norm": self.statistics.output_norm,
-            "residual_l1": pack_triangle(self.statistics.residual_l1),
+            "residual_l1": _pack_triangle(self.statistics.residual_l1),
             "residual_norm": self.statistics.residual_norm,
         }
 
@@ -243,22 +261,22 @@ class Profile:
             listed = ", ".join(str(difference) for difference in differences)
             raise ProfileError(f"profiles of different runs cannot be merged: {listed}")
         if not torch.equal(self.sigmas, other.sigmas):
-            raise ProfileError("profiles with different sigma tables cannot be merged")
+            raise ProfileError("profiles with different sigma schedules cannot be merged")
         if not torch.equal(self.nominal, other.nominal):
             raise ProfileError("profiles with different nominal updates cannot be merged")
 
 
-def check_table(fingerprint: Fingerprint, sigmas: Tensor) -> None:
-    """Raise unless ``sigmas`` is a valid table, and the one that the fingerprint tells of."""
+def check_schedule(fingerprint: Fingerprint, sigmas: Tensor) -> None:
+    """Raise unless ``sigmas`` is a valid sigma schedule, and the one of the fingerprint."""
     if not isinstance(fingerprint, Fingerprint):
         raise FormatError(f"fingerprint must be a Fingerprint, not {type(fingerprint).__name__}")
     check_sigmas(sigmas, num_steps=fingerprint.num_steps)
     if hash_sigmas(sigmas) != fingerprint.sigmas_hash:
-        raise FormatError("sigmas is not the table whose hash is in the fingerprint")
+        raise FormatError("sigmas is not the schedule whose hash is in the fingerprint")
 
 
 def profile_shapes(num_steps: int, num_prompts: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a profile's tensors, packed as in the file, without the sigma table."""
+    """Return the shapes of a profile's tensors, packed as in the file, without the sigmas."""
     T, P = num_steps, num_prompts  # noqa: N806
     return {
         "inner": (P, (2 * T + 1) * (T + 1)),
@@ -283,8 +301,41 @@ def take_prompts(value: list[Any]) -> list[tuple[ProfiledPrompt, int]]:
     return runs
 
 
-def _merge_texts(parts: list[Mapping[str, str]]) -> dict[str, str]:
-    """All texts by name; where parts differ, each of their lines once."""
+def check_expert_steps(value: object, num_steps: int) -> tuple[int, ...]:
+    """Return the steps at which networks take over, ascending; raise if they are not valid."""
+    if not isinstance(value, tuple | list):
+        raise FormatError(f"expert_steps must be a tuple, got {type(value).__name__}")
+    steps = {check_count("expert_steps", k, low=1, high=num_steps - 1) for k in value}
+    return tuple(sorted(steps))
+
+
+def read_expert_steps(provenance: Mapping[str, str]) -> tuple[tuple[int, ...], dict[str, str]]:
+    """Take the expert steps out of a file's provenance: the steps, and the rest of it.
+
+    Example:
+        >>> read_expert_steps({"first steps of networks": "0 4", "seed": "1"})
+        ((4,), {'seed': '1'})
+    """
+    rest = dict(provenance)
+    words = rest.pop(_EXPERT_STEPS, "").split()
+    if not all(word.isascii() and word.isdigit() and len(word) < 6 for word in words):
+        raise FormatError(f"the provenance {_EXPERT_STEPS!r} must list step numbers")
+    return tuple(sorted({int(word) for word in words} - {0})), rest
+
+
+def write_expert_steps(provenance: Mapping[str, str], steps: tuple[int, ...]) -> dict[str, str]:
+    """Put expert steps into a file's provenance, where format versions 1 and 2 keep them.
+
+    Example:
+        >>> write_expert_steps({}, (4,))
+        {'first steps of networks': '0 4'}
+    """
+    listed = {_EXPERT_STEPS: " ".join(map(str, (0, *steps)))} if steps else {}
+    return dict(sorted((dict(provenance) | listed).items()))
+
+
+def _merge_provenance(parts: list[Mapping[str, str]]) -> dict[str, str]:
+    """All entries by name; where parts differ, each of their lines once."""
     lines: dict[str, dict[str, None]] = {}
     for name, text in (entry for part in parts for entry in part.items()):
         lines.setdefault(name, {}).update(dict.fromkeys(text.split("\n")))
@@ -298,3 +349,23 @@ def _first_repeated(prompts: tuple[ProfiledPrompt, ...]) -> ProfiledPrompt | Non
             return record
         seen.add(record)
     return None
+
+
+def _pack_triangle(matrix: Tensor) -> Tensor:
+    """Upper triangles with their diagonals, row by row: (P, n, n) to (P, n (n + 1) / 2).
+
+    Example:
+        >>> _pack_triangle(torch.tensor([[[1.0, 2.0], [2.0, 3.0]]]))
+        tensor([[1., 2., 3.]])
+    """
+    row, column = torch.triu_indices(matrix.shape[-1], matrix.shape[-1])
+    return matrix[:, row, column]
+
+
+def _unpack_triangle(packed: Tensor, size: int) -> Tensor:
+    """The matrices again; undoes ``_pack_triangle``."""
+    row, column = torch.triu_indices(size, size)
+    matrix = packed.new_empty(len(packed), size, size)
+    matrix[:, row, column] = packed
+    matrix[:, column, row] = packed
+    return matrix

@@ -1,246 +1,316 @@
-"""Where a run is, what it remembers of the network, and what it cost.
+"""One run under a policy: which steps reuse, what is cached, what ``scheduler.step`` returns.
 
-The denoiser's hook and the scheduler's step meet here: the hook decides once per step, at the first
-call of that step, and the step moves on. Knows no method and no scheduler.
+Made fresh for every run by the handle and driven by the tracker; the method is the stepper's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ertacache.formats.policy import PolicyError
+from ertacache.core.steppers import Stepper, combine, make_stepper
+from ertacache.formats.policy import Policy, PolicyError
+from ertacache.integration.identity import (
+    check_run,
+    model_name,
+    run_differences,
+    warn_of_differences,
+)
+from ertacache.integration.img2img import LaterStarts, find_step
+from ertacache.integration.private_api import (
+    Pipeline,
+    begin_index,
+    clear_history,
+    set_step_index,
+)
+from ertacache.integration.schedulers import SigmaAdjustment, StepForms
+from ertacache.integration.stats import RunStats
+from ertacache.integration.tracker import NetworkCall, StepCall, check_plain
+from ertacache.integration.warnings import RunWarnings
 
-__all__ = ["Run", "RunStats", "Stats", "held_bytes", "input_shapes", "move"]
-
-Shapes = tuple[torch.Size, ...]
-
-
-@dataclass(frozen=True)
-class RunStats:
-    """What one run, or all of them together, did.
-
-    Attributes:
-        computed_steps: steps on which the network ran, for all calls that the step made.
-        reused_steps: the others.
-        denoiser_calls: calls of the network, several per step with sequential guidance.
-        denoiser_seconds: host time in the network; on an accelerator that runs asynchronously, the
-            time it took to hand the work over.
-        cached_bytes: memory held for reuse; of all runs, the most.
-
-    Example:
-        >>> RunStats(10, 20, 10, 1.5, 4096) + RunStats(10, 20, 10, 1.25, 1024)
-        RunStats(computed_steps=20, reused_steps=40, denoiser_calls=20, denoiser_seconds=2.75, \
-cached_bytes=4096)
-    """
-
-    computed_steps: int = 0
-    reused_steps: int = 0
-    denoiser_calls: int = 0
-    denoiser_seconds: float = 0.0
-    cached_bytes: int = 0
-
-    def __add__(self, other: RunStats) -> RunStats:
-        """Add up counts and seconds, and keep the larger memory."""
-        return RunStats(
-            self.computed_steps + other.computed_steps,
-            self.reused_steps + other.reused_steps,
-            self.denoiser_calls + other.denoiser_calls,
-            self.denoiser_seconds + other.denoiser_seconds,
-            max(self.cached_bytes, other.cached_bytes),
-        )
+__all__ = ["PolicyRun", "RunSetup", "held_bytes"]
 
 
-@dataclass(frozen=True)
-class Stats:
-    """What an attached pipeline did.
+@dataclass(frozen=True, eq=False)
+class RunSetup:
+    """What the runs of a handle have in common.
 
     Attributes:
-        runs: number of runs, the present one included.
-        last: the present or last run.
-        total: all runs together.
+        pipe: the pipeline.
+        policy: the attached policy.
+        warnings: those of the handle.
+        policies: the policy by the step with which a run begins.
+        forms: of the scheduler's results.
+        cache_device: where outputs are kept; None leaves them where they are.
+        stepper: takes the place of the plan's own for one whole run.
+        adjustment: the sigma schedule of the stepper's own, if it has one.
     """
 
-    runs: int
-    last: RunStats
-    total: RunStats
+    pipe: Pipeline
+    policy: Policy
+    warnings: RunWarnings
+    policies: LaterStarts
+    forms: StepForms
+    cache_device: torch.device | None
+    stepper: Stepper | None
+    adjustment: SigmaAdjustment | None
 
 
-class Run:
-    """The state of one handle; between runs ``step`` is None and nothing is remembered."""
+class PolicyRun:
+    """One run under a policy: decides on each step, and keeps what is reused."""
 
-    def __init__(
-        self,
-        compute_steps: Iterable[int],
-        *,
-        num_steps: int,
-        per_module: bool,
-        cache_device: torch.device | None,
-        held: Callable[[], Iterable[Tensor]],
-        check: Callable[[int | None], None],
-    ) -> None:
-        """Prepare for runs of ``num_steps`` steps.
-
-        Args:
-            compute_steps: the steps on which the network is to run.
-            num_steps: number of steps T.
-            per_module: whether a step that is to be reused, but goes to another module than the
-                one that ran last, is computed instead; otherwise it is an error.
-            cache_device: where remembered outputs are kept; None leaves them where they are.
-            held: the tensors that the method remembers, for the count of bytes.
-            check: called with the step before its first call of the network, and with None before
-                any call outside a run.
-        """
-        self.step: int | None = None
-        self.reusing = False
-        self.calls = 0  # in the present step
-        self.expected = 0  # calls of the last computed step
-        self.reshaped = False  # the present step's input is not what was remembered
-        self._computed = frozenset(compute_steps)
-        self._num_steps = num_steps
-        self._per_module = per_module
-        self._device = cache_device
-        self._held = held
-        self._check = check
-        self._owner: nn.Module | None = None
-        self._outputs: dict[int, Any] = {}
-        self._shapes: Shapes = ()
+    def __init__(self, setup: RunSetup) -> None:
+        """Check the sigmas that the run starts with."""
+        self._setup, self._scheduler = setup, setup.pipe.scheduler
+        self._first = check_run(self._scheduler, setup.policy, model=model_name(setup.pipe))
+        self._follow(self._first, begin=0)
+        if setup.adjustment is not None:
+            setup.adjustment.install()
+        self._reusing = False  # the present step
+        self._reshaped = False  # the present step's input has another shape than the cached one
+        self._abandoned = False  # the plan is no longer followed
+        self._outputs = _OutputCache(setup.cache_device)
         self._fresh = 0  # calls of the present step that were computed
-        self._origin: torch.device | None = None
-        self._runs, self._last, self._before = 0, RunStats(), RunStats()
+        self._expected = 0  # calls of the last computed step
+        self._computed_steps = self._reused_steps = self._reused_calls = 0
+        self._calls, self._seconds = 0, 0.0
+        self._final: RunStats | None = None  # of a run that is over
+
+    def _follow(self, first: int, *, begin: int) -> None:
+        """Begin with step ``first`` of the attached policy, ``begin`` of the scheduler."""
+        setup = self._setup
+        if setup.stepper is not None and (first or begin):
+            raise PolicyError("a calibration run must begin with step 0")
+        policy = setup.policies.get(first, begin=begin)
+        self._begin, self.num_steps = begin, policy.num_steps
+        self._stepper = setup.stepper or make_stepper(policy.plan, cache_device=setup.cache_device)
 
     @property
-    def number(self) -> int:
-        """How many runs have begun."""
-        return self._runs
-
-    @property
-    def stats(self) -> Stats:
+    def stats(self) -> RunStats:
         """Counts so far."""
-        self._count_bytes()
-        return Stats(self._runs, self._last, self._before + self._last)
-
-    def follow(self, compute_steps: Iterable[int], *, num_steps: int) -> None:
-        """Take another plan, before the first call of a run or after it, which is computed."""
-        self._computed, self._num_steps = frozenset(compute_steps), num_steps
-
-    def compute_rest(self) -> None:
-        """Compute the present step, whose output is fresh, and all that follow."""
-        self._computed, self.reusing = frozenset(range(self._num_steps)), False
-
-    def start(self) -> None:
-        """Begin a run, whatever became of the one before."""
-        self.close()
-        self._before += self._last
-        self._runs, self._last = self._runs + 1, RunStats()
-        self.step, self.calls, self.expected = 0, 0, 0
-
-    def close(self) -> None:
-        """End the run, complete or not, and let go of what it remembers of the network."""
-        self._count_bytes()
-        self.step, self.reusing, self.calls = None, False, 0
-        self._fresh, self.reshaped = 0, False
-        self._owner, self._outputs, self._shapes = None, {}, ()
-
-    def enter(self, module: nn.Module, shapes: Shapes = ()) -> int | None:
-        """Return the number of this call of the network within its step; None outside a run.
-
-        Args:
-            module: the network.
-            shapes: of its input; what was said to an input of another shape is not reused.
-        """
-        if self.calls == 0:
-            self._check(self.step)
-        if self.step is None:
-            return None
-        if self.calls == 0:
-            self._decide(module, shapes)
-        self.calls += 1
-        return self.calls - 1
-
-    def _decide(self, module: nn.Module, shapes: Shapes) -> None:
-        stranger, planned = self._owner is not module, self.step in self._computed
-        if stranger and not planned and not self._per_module:
-            raise PolicyError(
-                f"the pipeline goes on with another network at step {self.step}, which the policy "
-                "reuses, but a network has to begin with a computed step: calibrate again, or "
-                f"solve the profile with pinned=[{self.step}]"
-            )
-        self.reusing = not planned and not stranger
-        self.reshaped = self.reusing and shapes != self._shapes
-        if not self.reusing or self.reshaped:
-            self._owner, self._outputs, self._shapes = module, {}, shapes
-
-    def has(self, call: int) -> bool:
-        """Tell whether the present step reuses, and an output of this call is there."""
-        return self.reusing and call in self._outputs
-
-    def replay(self, call: int) -> Any:
-        """Return the remembered output of a call, on the device it came from."""
-        output = self._outputs[call]
-        return output if self._origin is None else move(output, self._origin)
-
-    def remember(self, call: int, output: Any, *, seconds: float) -> Any:
-        """Keep the output of a call that was computed, and return it in memory of its own.
-
-        A network may give its outputs in memory that its next call writes to, as CUDA graphs do.
-        """
-        self._fresh += 1
-        output = _map(output, Tensor.clone)
-        self._outputs[call] = output
-        if self._device is not None:
-            self._origin = next((tensor.device for tensor in _tensors(output)), None)
-            self._outputs[call] = move(output, self._device)
-        self._last = replace(
-            self._last,
-            denoiser_calls=self._last.denoiser_calls + 1,
-            denoiser_seconds=self._last.denoiser_seconds + seconds,
+        return self._final or RunStats(
+            self._computed_steps,
+            self._reused_steps,
+            self._calls,
+            self._seconds,
+            held_bytes([*self._outputs.values(), *self._stepper.held()]),
+            self._reused_calls,
         )
+
+    # The network
+
+    def call(self, call: NetworkCall) -> Any:
+        """Return the cached output of a call on a reused step, otherwise evaluate the network."""
+        if call.index == 0:
+            self._decide(call)
+        if self._reusing and self._outputs.has(call.index):
+            self._reused_calls += 1
+            return self._outputs.get(call.index)
+        begin = perf_counter()
+        output = call.compute()
+        self._seconds += perf_counter() - begin
+        self._calls, self._fresh = self._calls + 1, self._fresh + 1
+        return self._outputs.put(call.index, output)
+
+    def _decide(self, call: NetworkCall) -> None:
+        """Decide at the first call of a step whether the step is reused."""
+        begin = begin_index(self._scheduler)
+        if call.step == 0 and begin:
+            self._follow(self._first + begin, begin=begin)
+        planned = self._abandoned or self._stepper.computes(call.step)
+        switched = self._outputs.owner is not call.module
+        if switched and not planned and not self._stepper.flexible:
+            raise PolicyError(
+                f"the pipeline goes on with another network at step {call.step}, which the policy "
+                "reuses, but a network has to begin with a computed step: calibrate again, or "
+                f"solve the profile with pinned=[{call.step}]"
+            )
+        if switched:
+            self._stepper.switch()
+        shapes = _input_shapes(call.args, call.kwargs)
+        self._fresh, self._reusing = 0, not planned and not switched
+        self._reshaped = self._reusing and shapes != self._outputs.shapes
+        if not self._reusing or self._reshaped:
+            self._outputs.clear(call.module, shapes)
+
+    # The scheduler
+
+    def step(self, call: StepCall) -> Any:
+        """Return the update of a step in the scheduler's form."""
+        self._check_step(call)
+        if not self._reusing:
+            self._setup.warnings.watch_output(call.step, call.model_output)
+        result = self._take(call)
+        if not self._reusing or self._fresh == call.calls:
+            self._computed_steps, self._expected = self._computed_steps + 1, call.calls
+        else:
+            self._reused_steps += 1
+        self._reusing = self._reshaped = False
+        if call.step + 1 == self.num_steps:
+            self._setup.warnings.watch_latent(result[0])
+        return result
+
+    def _take(self, call: StepCall) -> Any:
+        if self._abandoned and not self._stepper.flexible:
+            return call.original_step()
+        x = call.sample.to(torch.promote_types(call.sample.dtype, torch.float32))
+        own: list[Any] = []  # the scheduler's result, if its own step was taken
+
+        def advance(v: Tensor) -> Tensor:
+            adjustment = self._setup.adjustment
+            row = None if adjustment is None else adjustment.first_order(call.step)
+            if row is not None:
+                clear_history(self._scheduler)
+                return combine(x, [v], row)
+            own.append(call.original_step(v.to(call.model_output.dtype)))
+            latent: Tensor = own[0][0]
+            return latent
+
+        v = None if self._reusing else call.model_output.detach()
+        latent = self._stepper.step(call.step, x, v, advance)
+        if own and own[0][0] is latent:
+            return own[0]
+        set_step_index(self._scheduler, self._begin + call.step + 1)
+        return self._setup.forms.fill(
+            latent,
+            model_output=call.model_output,
+            sample=call.sample,
+            return_dict=call.return_dict,
+        )
+
+    def _check_step(self, call: StepCall) -> None:
+        if call.calls == 0:
+            raise RuntimeError(
+                "scheduler.step was called, but none of the pipeline's networks before it: "
+                "something removed the hook or replaced the network; detach and attach again"
+            )
+        if call.model_output.shape != call.sample.shape:
+            raise PolicyError(
+                f"the network's output has shape {tuple(call.model_output.shape)} and the latent "
+                f"{tuple(call.sample.shape)}: a policy needs them to be equal"
+            )
+        if call.step == 0:
+            self._check_first_step(call)
+        else:
+            self._check_later_step(call)
+
+    def _check_first_step(self, call: StepCall) -> None:
+        setup = self._setup
+        check_plain(call, self._scheduler)
+        try:
+            setup.policy.plan.check_shape(tuple(call.sample.shape[1:]))
+        except ValueError as cause:
+            raise PolicyError(str(cause)) from None
+        # A scheduler whose first step was not set looks the timestep up as well.
+        if begin_index(self._scheduler) is None:
+            timesteps = self._scheduler.timesteps
+            timestep = torch.as_tensor(call.timestep).flatten()[0].to(timesteps)
+            if bool(timestep != timesteps[0]):
+                begin = find_step(timesteps, timestep)
+                self._follow(self._first + begin, begin=begin)
+        if setup.warnings.first("differences"):
+            warn_of_differences(run_differences(setup.policy, setup.pipe, sample=call.sample))
+
+    def _check_later_step(self, call: StepCall) -> None:
+        reporter = self._setup.warnings
+        held = next(iter(self._stepper.held()), call.sample)
+        if held.shape != call.sample.shape and not self._abandoned:
+            reporter.warn_of_shape(call.step, now=call.sample.shape, before=held.shape)
+            self._abandon()
+        elif self._reshaped:
+            reporter.warn_of_input(call.step)
+        elif self._reusing and call.calls != self._expected:
+            reporter.warn_of_calls(call.step, now=call.calls, before=self._expected)
+
+    def _abandon(self) -> None:
+        """Compute the rest of the run: what is cached does not fit the latent."""
+        self._abandoned, self._reusing = True, False
+        clear_history(self._scheduler)  # nor does what a multistep scheduler remembers
+
+    def end(self, *, failed: bool, restarted: bool) -> None:
+        """Release the cache, and put the scheduler's own sigmas back unless it has new ones."""
+        self._final = self.stats
+        del self._outputs, self._stepper
+        if self._setup.adjustment is not None and not restarted:
+            self._setup.adjustment.restore()
+        if failed:
+            self._setup.warnings.forget()
+
+    def loop_left(self, *, failed: bool) -> None:
+        """Report what was watched, now that nothing waits for the device."""
+        if failed:
+            self._setup.warnings.forget()
+        else:
+            self._setup.warnings.report()
+
+
+class _OutputCache:
+    """The raw outputs of the last computed step, call by call, whatever their structure.
+
+    Attributes:
+        owner: the network that they are of; None before the first call.
+        shapes: of its input; an output for an input of another shape is not reused.
+    """
+
+    def __init__(self, device: torch.device | None) -> None:
+        """Keep outputs on ``device``; None leaves them where they are."""
+        self.owner: nn.Module | None = None
+        self.shapes: tuple[torch.Size, ...] = ()
+        self._device = device
+        self._origin: torch.device | None = None
+        self._outputs: dict[int, Any] = {}
+
+    def clear(self, owner: nn.Module, shapes: tuple[torch.Size, ...]) -> None:
+        """Begin with the outputs of another step."""
+        self.owner, self.shapes, self._outputs = owner, shapes, {}
+
+    def has(self, index: int) -> bool:
+        """Whether the output of a call is there."""
+        return index in self._outputs
+
+    def get(self, index: int) -> Any:
+        """The output of a call, on the device it came from."""
+        output, origin = self._outputs[index], self._origin
+        return output if origin is None else _map(output, lambda tensor: tensor.to(origin))
+
+    def put(self, index: int, output: Any) -> Any:
+        """Keep the output of a call, and return it in memory of its own.
+
+        A network may return outputs in memory that its next call overwrites, as CUDA graphs do.
+        """
+        output = _map(output, Tensor.clone)
+        device = self._device
+        if device is None:
+            self._outputs[index] = output
+        else:
+            self._origin = next((tensor.device for tensor in _tensors(output)), None)
+            self._outputs[index] = _map(output, lambda tensor: tensor.to(device))
         return output
 
-    def advance(self) -> bool:
-        """Go to the next step; return whether there is none."""
-        if self.step is None:
-            raise RuntimeError("no run to advance")
-        done = self._last
-        if not self.reusing or self._fresh == self.calls:
-            self._last = replace(done, computed_steps=done.computed_steps + 1)
-            self.expected = self.calls
-        else:
-            self._last = replace(done, reused_steps=done.reused_steps + 1)
-        self.step, self.calls, self.reusing = self.step + 1, 0, False
-        self._fresh, self.reshaped = 0, False
-        return self.step == self._num_steps
-
-    def _count_bytes(self) -> None:
-        if self.step is None:
-            return
-        held = held_bytes([*self._outputs.values(), *self._held()])
-        if held > self._last.cached_bytes:
-            self._last = replace(self._last, cached_bytes=held)
+    def values(self) -> Iterable[Any]:
+        """All outputs."""
+        return self._outputs.values()
 
 
-def input_shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Shapes:
-    """Return the shapes of a network's latent, which all take first or by one of two names.
+def _input_shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[torch.Size, ...]:
+    """Shapes of a network's latent: its first argument, or one with one of two names.
 
     Example:
-        >>> input_shapes((torch.ones(2, 3), torch.ones(2)), {}), input_shapes((), {"sample": None})
-        ((torch.Size([2, 3]),), ())
+        >>> _input_shapes((torch.ones(2, 3), torch.ones(2)), {})
+        (torch.Size([2, 3]),)
+        >>> _input_shapes((), {"sample": None})
+        ()
     """
     named = (kwargs[name] for name in ("hidden_states", "sample") if name in kwargs)
     latent = next(named, None)
     if latent is None:
         latent = next(iter((*args, *kwargs.values())), None)
     return tuple(tensor.shape for tensor in _tensors(latent))
-
-
-def move(output: Any, device: torch.device) -> Any:
-    """Return the output of a network with its tensors on ``device``, in the same structure."""
-    return _map(output, lambda tensor: tensor.to(device))
 
 
 def _map(output: Any, change: Callable[[Tensor], Tensor]) -> Any:

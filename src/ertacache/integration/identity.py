@@ -1,12 +1,12 @@
-"""What a pipeline is, read off it, and whether a policy was made for it.
+"""What a pipeline is, and whether a policy was calibrated for it.
 
-Facts that a pipeline has before it runs are compared on attach, the rest when a run starts. Knows
-no method: a policy is looked at for the run it was made for only.
+Facts that a pipeline has before it runs are compared on attach, the rest when a run starts.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import shlex
 import warnings
 from collections.abc import Sequence
@@ -24,9 +24,8 @@ from ertacache.formats.fingerprint import (
     plain_config,
 )
 from ertacache.formats.policy import Policy, PolicyError
-from ertacache.integration.compat import Pipeline, Scheduler, unwrap
-from ertacache.integration.later import budget_of
-from ertacache.integration.tables import read_sigmas, table_distance
+from ertacache.integration.private_api import Pipeline, Scheduler, unwrap
+from ertacache.integration.schedulers import read_sigmas, sigma_distance
 
 __all__ = [
     "calibrate_command",
@@ -37,14 +36,15 @@ __all__ = [
     "fingerprint",
     "model_name",
     "run_differences",
-    "tell_versions",
-    "warn_of",
+    "same_share",
+    "warn_of_differences",
+    "warn_of_versions",
 ]
 
 DENOISERS = ("transformer", "transformer_2", "unconditional_transformer", "unet")
-_TOLD: set[tuple[object, ...]] = set()  # policies whose versions were told of, in this process
+_REPORTED: set[tuple[object, ...]] = set()  # policies whose versions were reported in this process
 _LOG = logging.getLogger(__name__)
-TABLE_TOLERANCE = 1e-4  # of the table's range: other hardware rounds, another shift is far above
+SIGMA_TOLERANCE = 1e-4  # of the range: other hardware rounds, another shift is far above
 
 
 def find_denoisers(pipe: Pipeline) -> dict[str, nn.Module]:
@@ -66,11 +66,11 @@ def current_guidance(pipe: Pipeline) -> float | None:
 
 
 def fingerprint(pipe: Pipeline, *, sigmas: Tensor, latent_shape: Sequence[int]) -> Fingerprint:
-    """Return what a pipeline's run was; call it after the run, which leaves the guidance scale.
+    """Return what a pipeline's run was; call it after the run, which sets the guidance scale.
 
     Args:
         pipe: the pipeline.
-        sigmas: the nominal sigma table of the run, from ``read_sigmas`` or ``record_run``.
+        sigmas: the nominal sigma schedule of the run, from ``read_sigmas`` or ``record``.
         latent_shape: shape of one sample's latent, without the batch.
     """
     denoisers = find_denoisers(pipe)
@@ -102,41 +102,41 @@ def check_pipeline(pipe: Pipeline, policy: Policy) -> None:
         raise PolicyError(
             "the policy was calibrated for another pipeline: "
             + _listed(fatal)
-            + "; attach it to the pipeline it was made for, or calibrate one for this"
+            + "; attach it to the pipeline it was calibrated for, or calibrate a new one"
         )
     versions = [d for d in differences if d.field.startswith("versions.")]
-    warn_of([d for d in differences if d not in versions])
-    tell_versions(policy, versions)
+    warn_of_differences([d for d in differences if d not in versions])
+    warn_of_versions(policy, versions)
 
 
-def tell_versions(policy: Policy, differences: Sequence[Difference]) -> None:
-    """Tell once per policy and process that library versions differ.
+def warn_of_versions(policy: Policy, differences: Sequence[Difference]) -> None:
+    """Report once per policy and process that library versions differ.
 
-    Another minor version of diffusers, whose pipelines and schedulers may do something else, is
-    warned of; anything less is logged at level INFO.
+    Another minor version of diffusers is a warning, since its pipelines and schedulers may behave
+    differently; anything less is logged at level INFO.
     """
     facts, compute_steps = policy.fingerprint, policy.compute_steps
     same = (facts.denoiser_hash, facts.sigmas_hash, compute_steps, policy.predicted_error)
     key = (*same, *sorted(facts.versions.items()))
-    if not differences or key in _TOLD:
+    if not differences or key in _REPORTED:
         return
-    _TOLD.add(key)
+    _REPORTED.add(key)
     if any(
         d.field == "versions.diffusers" and _series(d.calibrated, d.current) for d in differences
     ):
-        warn_of(differences)
+        warn_of_differences(differences)
     else:
         _LOG.info("the policy was calibrated with other versions: %s", _listed(differences))
 
 
 def _series(*versions: object) -> bool:
-    """Tell whether two versions are known and differ before the second dot."""
+    """Return whether two versions are known and differ before the second dot."""
     known = [version.split(".")[:2] for version in versions if isinstance(version, str)]
     return len(known) == 2 and known[0] != known[1]
 
 
 def check_run(scheduler: Scheduler, policy: Policy, *, model: str | None = None) -> int:
-    """Compare the table that ``set_timesteps`` just made with the policy's; raise if it differs.
+    """Compare the sigmas that ``set_timesteps`` just made with the policy's; raise if they differ.
 
     Args:
         scheduler: the scheduler.
@@ -144,14 +144,14 @@ def check_run(scheduler: Scheduler, policy: Policy, *, model: str | None = None)
         model: what the pipeline was loaded from, for the command to run instead.
 
     Returns:
-        The step of the policy's table with which the run's begins: 0, or later if the run has only
-        the last entries of the table.
+        The step of the policy with which the run begins: 0, or later if the run has only the last
+        entries of the policy's sigma schedule.
     """
     steps = len(scheduler.timesteps)
     first = policy.num_steps - steps
     if first >= 0:
-        distance = table_distance(policy.sigmas[first:], read_sigmas(scheduler))
-        if distance <= TABLE_TOLERANCE:
+        distance = sigma_distance(policy.sigmas[first:], read_sigmas(scheduler))
+        if distance <= SIGMA_TOLERANCE:
             return first
     command = calibrate_command(policy, model, steps=steps)
     if first:
@@ -161,9 +161,9 @@ def check_run(scheduler: Scheduler, policy: Policy, *, model: str | None = None)
             f"{len(policy.compute_steps)} are computed, or run: {command}"
         )
     raise PolicyError(
-        f"the run's sigma table is {distance:.1%} of its range off the policy's: a shift that "
-        "depends on the resolution, or sigmas= or timesteps= were passed; "
-        f"leave them as they were, or run: {command} {_AS_CALLED}"
+        f"the run's sigma schedule differs from the policy's by {distance:.1%} of its range: a "
+        "shift that depends on the resolution, or sigmas= or timesteps= were passed; "
+        f"leave them as calibrated, or run: {command} {_AS_CALLED}"
     )
 
 
@@ -177,11 +177,16 @@ def model_name(pipe: Pipeline) -> str | None:
 
 
 def calibrate_command(policy: Policy, model: str | None, *, steps: int) -> str:
-    """Return the command line that makes a policy of the same kind for runs of ``steps`` steps."""
+    """Return the command that calibrates a policy of the same kind for runs of ``steps`` steps."""
     options = ["--method", policy.method] if policy.method != "trajectory" else []
-    options += ["--steps", str(steps), "--compute-steps", str(budget_of(policy, steps))]
+    options += ["--steps", str(steps), "--compute-steps", str(same_share(policy, steps))]
     words = ["ertacache", "calibrate", model or "MODEL", "--prompts", "prompts.txt", *options]
     return shlex.join([*words, "-o", f"policy-{steps}.safetensors"])
+
+
+def same_share(policy: Policy, num_steps: int) -> int:
+    """Computed steps of another number of steps, for the same share as the policy's, rounded up."""
+    return math.ceil(num_steps * len(policy.compute_steps) / policy.num_steps)
 
 
 def run_differences(policy: Policy, pipe: Pipeline, *, sample: Tensor) -> list[Difference]:
@@ -191,8 +196,8 @@ def run_differences(policy: Policy, pipe: Pipeline, *, sample: Tensor) -> list[D
     return was.compare(replace(was, **facts))  # type: ignore[arg-type]
 
 
-def warn_of(differences: Sequence[Difference]) -> None:
-    """Warn of all differences in one sentence; say nothing if there are none."""
+def warn_of_differences(differences: Sequence[Difference]) -> None:
+    """Warn of all differences in one sentence, if there are any."""
     if differences:
         warnings.warn(
             "the policy was calibrated under other conditions: " + _listed(differences),

@@ -1,7 +1,7 @@
-"""What is told of a run that is not as a policy expects it, each kind once, with what to do.
+"""Runtime warnings about a run, each issued once per handle, with a remedy.
 
-Whether numbers are finite is asked on the device and read on the host when the run is over, so that
-no step waits for the device. Knows no method, no network and no scheduler.
+Whether numbers are finite is computed on the device and read when the run is over, so that no step
+waits for the device.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import warnings
 import torch
 from torch import Tensor
 
-__all__ = ["Guards"]
+__all__ = ["RunWarnings"]
 
 _OUTPUT = (
     "the network's output on step {step} held NaN or infinity, and so does the result: reuse did "
@@ -33,42 +33,42 @@ _INPUT = (
     "calibrate with the arguments of this call"
 )
 _SHAPE = (
-    "the latent changed its shape from {before} to {now} at step {step}, and what was kept is of "
-    "no use: the rest of the run is computed; detach the policy for such runs"
+    "the latent changed its shape from {before} to {now} at step {step}, so the cached outputs do "
+    "not fit: the rest of the run is computed; detach the policy for such runs"
 )
 
 
-class Guards:
+class RunWarnings:
     """The warnings of one handle."""
 
     def __init__(self) -> None:
-        """Begin with nothing told and nothing watched."""
-        self._told: set[str] = set()
+        """Begin with nothing reported and nothing watched."""
+        self._reported: set[str] = set()
         self._outputs: dict[int, Tensor] = {}
         self._latent: tuple[Tensor, torch.dtype] | None = None
 
     def watch_output(self, step: int, output: Tensor) -> None:
-        """Ask whether the output of a computed step is finite, without waiting for the answer."""
+        """Compute on the device whether the output of a computed step is finite."""
         self._outputs[step] = torch.isfinite(output).all()
 
     def watch_latent(self, latent: Tensor) -> None:
-        """Ask the same of the last latent of a run."""
+        """Compute the same for the last latent of a run."""
         self._latent = torch.isfinite(latent).all(), latent.dtype
 
     def forget(self) -> None:
-        """Drop the questions of a run that failed: its error says more."""
+        """Drop what was watched in a run that failed: its error says more."""
         self._outputs, self._latent = {}, None
 
     def report(self) -> None:
-        """Read the answers and warn if numbers were not finite; waits for the device once."""
+        """Warn if numbers were not finite; waits for the device once."""
         outputs, latent = self._outputs, self._latent
         self.forget()
         if latent is not None:
             outputs = {**outputs, -1: latent[0]}
         if not outputs:
             return
-        answers = torch.stack([*outputs.values()]).tolist()
-        bad = [step for step, finite in zip(outputs, answers, strict=True) if not finite]
+        finite = torch.stack([*outputs.values()]).tolist()
+        bad = [step for step, good in zip(outputs, finite, strict=True) if not good]
         if not bad:
             return
         if bad[0] >= 0:
@@ -77,19 +77,24 @@ class Guards:
             dtype = str(latent[1]).removeprefix("torch.")
             warnings.warn(_LATENT.format(dtype=dtype), stacklevel=2)
 
-    def tell_calls(self, step: int, *, now: int, before: int) -> None:
-        """Tell that a reused step called the network more or less often than a computed one."""
-        self._tell("calls", _CALLS.format(step=step, now=now, before=before))
+    def warn_of_calls(self, step: int, *, now: int, before: int) -> None:
+        """A reused step called the network more or less often than a computed one."""
+        self._warn("calls", _CALLS.format(step=step, now=now, before=before))
 
-    def tell_input(self, step: int) -> None:
-        """Tell that a step had to be computed, because its input has another shape."""
-        self._tell("input", _INPUT.format(step=step))
+    def warn_of_input(self, step: int) -> None:
+        """A step had to be computed, because the network's input changed its shape."""
+        self._warn("input", _INPUT.format(step=step))
 
-    def tell_shape(self, step: int, *, now: torch.Size, before: torch.Size) -> None:
-        """Tell that the latent changed its shape within a run."""
-        self._tell("shape", _SHAPE.format(step=step, now=tuple(now), before=tuple(before)))
+    def warn_of_shape(self, step: int, *, now: torch.Size, before: torch.Size) -> None:
+        """The latent changed its shape within a run."""
+        self._warn("shape", _SHAPE.format(step=step, now=tuple(now), before=tuple(before)))
 
-    def _tell(self, kind: str, sentence: str) -> None:
-        if kind not in self._told:
-            self._told.add(kind)
+    def first(self, kind: str) -> bool:
+        """Return whether ``kind`` was not reported before; from now on it was."""
+        new = kind not in self._reported
+        self._reported.add(kind)
+        return new
+
+    def _warn(self, kind: str, sentence: str) -> None:
+        if self.first(kind):
             warnings.warn(sentence, stacklevel=2)

@@ -13,9 +13,8 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from ertacache.core.gram import RunStatistics
-from ertacache.core.least_squares import solve_ridge
-from ertacache.core.plan import TrajectoryPlan, check_compute_steps
+from ertacache.core.gram import Gram, RunStatistics
+from ertacache.core.plans import TrajectoryPlan, check_compute_steps
 
 __all__ = [
     "Fit",
@@ -23,9 +22,12 @@ __all__ = [
     "State",
     "System",
     "fit_plans",
-    "predict_errors",
     "schedule_mask",
+    "solve_positive",
+    "solve_ridge",
 ]
+
+JITTER = 1e-12  # of the diagonal: keeps systems of nearly parallel outputs solvable
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,13 @@ class Fit:
     Attributes:
         history: number of computed outputs a step combines, H.
         ridge: pull towards the nominal update, as a fraction of the Gram diagonal.
-        free_latent: fit the latent's coefficient too; otherwise it stays the scheduler's.
-        sensitivity: how strongly an output is taken to suffer from the error of the latent it was
-            computed at, in units of the output's own rate of change along the reference run.
-            0 is the idealisation that it does not suffer at all.
+        sensitivity: standard deviation of the assumed error of an output, per error of the latent
+            at which it was computed, in units of the output's rate of change along the full run.
+            0 assumes that outputs at accelerated latents equal those of the full run.
     """
 
     history: int = 4
     ridge: float = 1e-3
-    free_latent: bool = False
     sensitivity: float = 1.0
 
     def __post_init__(self) -> None:
@@ -56,19 +56,16 @@ class Fit:
 
 @dataclass(eq=False)
 class State:
-    """B simulated runs before some step.
-
-    An output computed at a latent that is off by ``error`` is taken to be off too, by an amount
-    of size ``noise`` that nothing else knows of; ``carried`` is its weight in the latent.
+    """B simulated runs before some step, in the notation of the module's docstring.
 
     Attributes:
-        inner: products of each latent with every reference vector and with zero, (B, R + 1).
-        square: mean square of each latent, without what disturbs it, (B,).
+        inner: p, products of each latent with every reference vector and with zero, (B, R + 1).
+        square: q, mean square of each latent without noise, (B,).
         error: expected mean square of its distance to the reference latent, (B,).
         past: computed steps, newest first, -1 where there is none, (B, H).
-        noise: mean square of the disturbance of each past output, (B, H).
-        carried: weight of that disturbance in the latent, (B, H).
-        faded: mean square of the disturbances whose outputs are no longer kept, (B,).
+        noise: n, variance of the noise in each past output, (B, H).
+        carried: w, weight of that noise in the latent, (B, H).
+        faded: f, variance in the latent of the noise of outputs no longer kept, (B,).
     """
 
     inner: Tensor
@@ -92,7 +89,7 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """Fitted coefficients and expected errors of B schedules.
+    """Fitted coefficients and expected errors of B compute schedules.
 
     Attributes:
         coefficients: of the latent and of the H outputs, (B, T, 1 + H).
@@ -109,26 +106,25 @@ class System:
     """Gram matrices in the form in which steps are fitted and simulated.
 
     Args:
-        inner: M Gram matrices, shape (M, R, R); the runs of a batch name theirs by index.
+        gram: M Gram matrices; each run of a batch refers to one of them by its index ``which``.
         nominal: the scheduler's first-order update, shape (T, 2).
         fit: how coefficients are fitted.
     """
 
-    def __init__(self, inner: Tensor, nominal: Tensor, fit: Fit) -> None:
+    def __init__(self, gram: Gram, nominal: Tensor, fit: Fit) -> None:
         """Lay the matrices out for row look-ups and measure the outputs' rates of change."""
         self.num_steps = T = len(nominal)
-        self.size = R = inner.shape[-1]
-        if R != 2 * T + 1:
-            raise ValueError(f"a profile of {(R - 1) // 2} steps, but a nominal update of {T}")
+        self.size = gram.size
+        if gram.num_steps != T:
+            raise ValueError(f"a profile of {gram.num_steps} steps, but a nominal update of {T}")
         self.fit = fit
         self.nominal = nominal
-        self._target = inner.diagonal(dim1=1, dim2=2)
-        # A row and a column of zeros stand for the outputs that a short history lacks.
-        self._rows = torch.nn.functional.pad(inner, (0, 1, 0, 1)).reshape(-1, R + 1)
-        self._rate = fit.sensitivity**2 * _rate_of_change(inner, T)
+        self._target = gram.squares
+        self._rows = gram.padded_rows()
+        self._rate = fit.sensitivity**2 * gram.output_rate()
 
     def start(self, which: Tensor) -> State:
-        """B runs at the noise x_0; ``which`` names the Gram matrix of each, shape (B,)."""
+        """B runs at the noise x_0; ``which`` is the index of the Gram matrix of each, (B,)."""
         inner = self._rows[which * (self.size + 1)]
         none = inner.new_zeros(len(which))
         past = torch.full((len(which), self.fit.history), -1)
@@ -144,7 +140,7 @@ class System:
             state: the runs before the step.
             step: its number.
             computed: which runs evaluate the network on it, (B,).
-            which: the Gram matrix of each run, (B,).
+            which: index of the Gram matrix of each run, (B,).
             z: coefficients of the latent and of the past outputs, newest first.
         """
         state = self._compute(state, step, computed, which)
@@ -156,13 +152,14 @@ class System:
         return self._advance(state, step, z, rows=rows, columns=columns, which=which), z
 
     def _compute(self, state: State, step: int, computed: Tensor, which: Tensor) -> State:
-        """Let the marked runs evaluate the network; their oldest output makes room."""
+        """Evaluate the network in the marked runs; their oldest output leaves the history."""
         fresh = computed[:, None]
 
         def push(newest: Tensor, kept: Tensor) -> Tensor:
             return torch.where(fresh, torch.cat([newest[:, None], kept[:, :-1]], dim=1), kept)
 
-        noise = self._rate[which, step] * state.error
+        noise = self._rate[which, step] * state.error  # n of the new output
+        # The noise of an output that leaves the history stays in the latent: w^2 n goes to f.
         lost = state.carried[:, -1] ** 2 * state.noise[:, -1] * computed
         return replace(
             state,
@@ -173,25 +170,24 @@ class System:
         )
 
     def _solve(self, state: State, step: int, rows: Tensor, columns: Tensor) -> Tensor:
-        """Coefficients (B, 1 + H) of latent and outputs that land nearest to the reference."""
+        """Coefficients (B, 1 + H) of latent and outputs that minimise the expected error."""
         B, H = columns.shape
-        A = rows.new_empty(B, H + 1, H + 1)
+        A = rows.new_empty(B, H + 1, H + 1)  # expected products of latent and outputs
         A[:, 0, 0] = state.square + (state.carried**2 * state.noise).sum(1) + state.faded
         cross = state.inner.gather(1, columns) + state.carried * state.noise
         A[:, 0, 1:] = A[:, 1:, 0] = cross
         A[:, 1:, 1:] = rows.gather(2, columns[:, None].expand(-1, H, -1)) + state.noise.diag_embed()
         rhs = torch.cat([state.inner[:, step + 1, None], rows[:, :, step + 1]], dim=1)
-        nominal, fit = self.nominal[step], self.fit
-        return solve_ridge(A, rhs, nominal, ridge=fit.ridge, free_latent=fit.free_latent)
+        return solve_ridge(A, rhs, self.nominal[step], ridge=self.fit.ridge)
 
     def _advance(
         self, state: State, step: int, z: Tensor, *, rows: Tensor, columns: Tensor, which: Tensor
     ) -> State:
         """The runs after ``step``."""
         c, a = z[:, 0], z[:, 1:]
-        moved = torch.bmm(a[:, None], rows)[:, 0]  # products of the outputs' part with everything
-        along = (a * state.inner.gather(1, columns)).sum(1)
-        own = (a * moved.gather(1, columns)).sum(1)
+        moved = torch.bmm(a[:, None], rows)[:, 0]  # <sum_j a_j v_j, every reference vector>
+        along = (a * state.inner.gather(1, columns)).sum(1)  # <x, sum_j a_j v_j>
+        own = (a * moved.gather(1, columns)).sum(1)  # |sum_j a_j v_j|^2
         square = c**2 * state.square + 2 * c * along + own
         inner = c[:, None] * state.inner + moved
         carried = c[:, None] * state.carried + a
@@ -204,11 +200,11 @@ class System:
     def simulate(
         self, computed: Tensor, which: Tensor, coefficients: Tensor | None = None
     ) -> Simulation:
-        """Simulate B schedules, fitting their coefficients unless they are given.
+        """Simulate B compute schedules, fitting their coefficients unless they are given.
 
         Args:
-            computed: mask of the computed steps, (B, T).
-            which: the Gram matrix of each schedule, (B,).
+            computed: their step masks, (B, T).
+            which: index of the Gram matrix of each, (B,).
             coefficients: (B, T, 1 + H).
         """
         states, zs = [self.start(which)], []
@@ -222,7 +218,7 @@ class System:
 
 
 def schedule_mask(schedules: Sequence[Sequence[int]], num_steps: int) -> Tensor:
-    """Mask (B, T) of the computed steps of several schedules."""
+    """Step masks (B, T) of several compute schedules."""
     mask = torch.zeros(len(schedules), num_steps, dtype=torch.bool)
     for row, steps in zip(mask, schedules, strict=True):
         row[list(check_compute_steps(steps, num_steps))] = True
@@ -232,7 +228,7 @@ def schedule_mask(schedules: Sequence[Sequence[int]], num_steps: int) -> Tensor:
 def fit_plans(
     statistics: RunStatistics, nominal: Tensor, *, schedules: Sequence[Sequence[int]], fit: Fit
 ) -> list[TrajectoryPlan]:
-    """Plans of several schedules, their coefficients fitted on all prompts of a profile.
+    """Plans of several compute schedules, fitted on all prompts of a profile.
 
     Args:
         statistics: the profile.
@@ -240,30 +236,51 @@ def fit_plans(
         schedules: the computed steps of each.
         fit: how coefficients are fitted.
     """
-    system = System(statistics.inner.mean(0, keepdim=True), nominal, fit)
+    system = System(statistics.gram.mean(), nominal, fit)
     mask = schedule_mask(schedules, system.num_steps)
     z = system.simulate(mask, torch.zeros(len(mask), dtype=torch.long)).coefficients
     return [
-        TrajectoryPlan(tuple(steps), row[:, 0].clone(), row[:, 1:].clone())
+        TrajectoryPlan(tuple(steps), row[:, None].clone())
         for steps, row in zip(schedules, z, strict=True)
     ]
 
 
-def predict_errors(
-    statistics: RunStatistics, nominal: Tensor, *, plan: TrajectoryPlan, sensitivity: float = 1.0
-) -> Tensor:
-    """Expected distance of each prompt's latents to its reference ones, shape (P, T + 1)."""
-    P = statistics.num_prompts
-    fit = Fit(history=plan.history, sensitivity=sensitivity)
-    z = torch.cat([plan.latent[:, None], plan.outputs], dim=1).expand(P, -1, -1)
-    mask = schedule_mask([plan.compute_steps], plan.num_steps).expand(P, -1)
-    return System(statistics.inner, nominal, fit).simulate(mask, torch.arange(P), z).errors
+def solve_ridge(A: Tensor, rhs: Tensor, nominal: Tensor, *, ridge: float) -> Tensor:
+    """Minimise ``z A z - 2 rhs z + ridge diag(A) (z - nominal)^2`` for B steps at once.
+
+    The latent's coefficient stays the nominal one.
+
+    Args:
+        A: products of latent and outputs with each other, (B, 1 + H, 1 + H).
+        rhs: their products with the latent to be reached, (B, 1 + H).
+        nominal: coefficients of latent and newest output in the nominal update, (2,).
+        ridge: strength of the pull towards it.
+
+    Returns:
+        The coefficients, (B, 1 + H); 0 for an output that does not exist (a zero row of ``A``).
+    """
+    diagonal = A.diagonal(dim1=1, dim2=2)
+    floor = JITTER * diagonal.amax(1, keepdim=True).clamp_min(torch.finfo(A.dtype).tiny)
+    pull = ridge * diagonal + floor
+    prior = torch.zeros_like(rhs)
+    prior[:, :2] = nominal
+    A = A + pull.diag_embed()
+    rhs = rhs + pull * prior
+    c = prior[:, :1]
+    return torch.cat([c, solve_positive(A[:, 1:, 1:], rhs[:, 1:] - c * A[:, 1:, 0])], dim=1)
 
 
-def _rate_of_change(inner: Tensor, T: int) -> Tensor:
-    """``|v_k - v_{k-1}|^2 / |x_k - x_{k-1}|^2`` per matrix and step, shape (M, T); 0 at step 0."""
-    diagonal = inner.diagonal(dim1=1, dim2=2)
-    squared = diagonal[:, 1:] + diagonal[:, :-1] - 2 * inner.diagonal(1, dim1=1, dim2=2)
-    x, v = squared[:, : T - 1], squared[:, T + 1 :]
-    rate = v.clamp_min(0) / x.clamp_min(torch.finfo(x.dtype).tiny)
-    return torch.cat([torch.zeros_like(diagonal[:, :1]), rate.where(x > 0, 0.0)], dim=1)
+def solve_positive(A: Tensor, b: Tensor) -> Tensor:
+    """Solve B small positive definite systems by elimination over the batch.
+
+    Example:
+        >>> solve_positive(torch.tensor([[[4.0, 2.0], [2.0, 2.0]]]), torch.tensor([[8.0, 6.0]]))
+        tensor([[1., 2.]])
+    """
+    M = torch.cat([A, b[..., None]], dim=-1).permute(1, 2, 0).contiguous()  # (n, n + 1, B)
+    n = len(M)
+    for i in range(n):
+        row = M[i, i:] / M[i, i]
+        M[:, i:] -= M[:, i, None] * row
+        M[i, i:] = row
+    return M[:, n].T

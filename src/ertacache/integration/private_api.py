@@ -1,6 +1,12 @@
-"""Every touch of a name that diffusers and accelerate do not promise to keep.
+"""All uses of private diffusers and accelerate APIs of this layer: hooks, counters, histories.
 
-Knows hooks, schedulers' counters and their history; knows neither policies nor runs.
+How a hook reaches the network (outermost first)::
+
+    module.forward                      _Forward, which a copy of the module does not take along
+      -> accelerate's forward           only with offloading, which may sit above or below ours
+      -> HookRegistry's chain           the hooks of the module, newest first; ours is HOOK
+           -> our hook.new_forward      tracker.NetworkHook
+                -> hook.fn_ref.original_forward     whatever was there before
 """
 
 from __future__ import annotations
@@ -16,16 +22,17 @@ from torch import Tensor, nn
 
 __all__ = [
     "HOOK",
-    "GoneHook",
-    "HookSeat",
-    "LoopSeat",
+    "DetachedHook",
+    "HookRegistration",
     "ModelHook",
     "Pipeline",
+    "ProgressBarWatcher",
     "Scheduler",
     "begin_index",
     "check_free",
     "clear_history",
     "final_alpha",
+    "find_hook",
     "fresh_copy",
     "keeps_history",
     "set_step_index",
@@ -48,7 +55,7 @@ class Scheduler(Protocol):
 
 
 class Pipeline(Protocol):
-    """What every pipeline has; its denoisers are looked up by name."""
+    """What every pipeline has; its denoisers are found by name."""
 
     scheduler: Any
 
@@ -57,7 +64,7 @@ class Pipeline(Protocol):
         ...
 
 
-class GoneHook(ModelHook):
+class DetachedHook(ModelHook):
     """What a copy of an attached module has in the place of our hook; it is never called."""
 
     def __init__(self) -> None:
@@ -65,21 +72,27 @@ class GoneHook(ModelHook):
         super().__init__()  # type: ignore[no-untyped-call]
 
 
+def find_hook(module: nn.Module) -> ModelHook | None:
+    """Return our hook on a module, None if there is none."""
+    registry: Any = vars(module).get("_diffusers_hook")
+    hook: ModelHook | None = None if registry is None else registry.hooks.get(HOOK)
+    return None if isinstance(hook, DetachedHook) else hook
+
+
 def check_free(module: nn.Module) -> None:
     """Raise if a hook of ours is on the module."""
-    registry: Any = vars(module).get("_diffusers_hook")
-    hook = None if registry is None else registry.hooks.get(HOOK)
-    if isinstance(hook, GoneHook):
-        _forget(registry)
-    elif hook is not None:
+    if find_hook(module) is not None:
         raise RuntimeError(
             f"ertacache is already attached to this {type(module).__name__}: "
-            "call detach() on the first handle"
+            "call ertacache.detach(pipe) on the pipeline it is attached to"
         )
+    registry: Any = vars(module).get("_diffusers_hook")
+    if registry is not None and HOOK in registry.hooks:  # a copy of an attached module
+        _forget(registry)
 
 
 def _forget(registry: Any) -> None:
-    """Strike our hook off a registry, without touching the chain of forwards."""
+    """Remove our hook from a registry, without touching the chain of forwards."""
     place = registry._hook_order.index(HOOK)
     del registry.hooks[HOOK]
     registry._hook_order.pop(place)
@@ -100,8 +113,8 @@ class _Forward:
         return copy.deepcopy(self._hook.fn_ref.original_forward, memo)
 
 
-class HookSeat:
-    """One hook on one module: taken, kept through offloading, and left as it was found."""
+class HookRegistration:
+    """One hook on one module: registered, kept through offloading, removed without a trace."""
 
     def __init__(self, module: nn.Module, hook: ModelHook) -> None:
         """Register ``hook`` on ``module``; raise if one of ours is there already."""
@@ -125,7 +138,7 @@ class HookSeat:
             self._register()
 
     def remove(self) -> None:
-        """Take the hook away, whatever was put above or below it since."""
+        """Remove the hook, whatever was put above or below it since."""
         below = self._hook.fn_ref.original_forward
         if not self._in_chain():
             _forget(self._registry)
@@ -162,8 +175,8 @@ class HookSeat:
             vars(self._module).pop("_diffusers_hook", None)
 
 
-class LoopSeat:
-    """The end of a pipeline's loop, seen by the progress bar that all of them put around it."""
+class ProgressBarWatcher:
+    """Reports the end of a pipeline's loop: all pipelines put a progress bar around it."""
 
     def __init__(self, pipe: Pipeline, *, on_begin: Callable[[], Callable[[], None]]) -> None:
         """Watch the bars that ``pipe`` makes.
@@ -176,8 +189,8 @@ class LoopSeat:
         self._pipe: Any = pipe
         self._before: Any = vars(pipe).get("progress_bar")
         own: Any = getattr(type(pipe), "progress_bar", None)
-        self._seated = callable(own)
-        if not self._seated:
+        self._watching = callable(own)
+        if not self._watching:
             return
         original: Any = self._before or MethodType(own, pipe)
 
@@ -204,8 +217,8 @@ class LoopSeat:
         vars(pipe)["progress_bar"] = MethodType(progress_bar, pipe)
 
     def remove(self) -> None:
-        """Let the pipeline make its bars as before."""
-        if not self._seated:
+        """Stop watching."""
+        if not self._watching:
             return
         vars(self._pipe).pop("progress_bar", None)
         if self._before is not None:
@@ -219,7 +232,7 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 
 def fresh_copy(scheduler: Scheduler) -> Any:
-    """Return a copy of a scheduler with its tables, without history and without our methods."""
+    """Return a copy of a scheduler with its sigmas, without history and without our methods."""
     twin = copy.deepcopy(scheduler)
     for name in ("step", "set_timesteps"):
         vars(twin).pop(name, None)
@@ -230,7 +243,7 @@ def fresh_copy(scheduler: Scheduler) -> Any:
 
 
 def keeps_history(scheduler: Scheduler) -> bool:
-    """Tell whether the scheduler combines outputs of several steps (UniPC, DPM, DEIS)."""
+    """Return whether the scheduler combines outputs of several steps (UniPC, DPM, DEIS)."""
     return hasattr(scheduler, "lower_order_nums")
 
 
@@ -242,17 +255,17 @@ def clear_history(scheduler: Scheduler) -> None:
 
 
 def begin_index(scheduler: Scheduler) -> int | None:
-    """Return the step a run begins with, None if the scheduler was not told."""
+    """Return the step a run begins with, None if it was not set."""
     index: int | None = getattr(scheduler, "begin_index", None)
     return index
 
 
 def set_step_index(scheduler: Scheduler, step: int) -> None:
-    """Tell a scheduler that counts its steps which one comes next."""
+    """Set the next step of a scheduler that counts its steps."""
     if hasattr(scheduler, "_step_index"):
         scheduler._step_index = step
 
 
 def final_alpha(scheduler: Scheduler) -> float:
-    """Return the cumulated alpha in which the last step of a DDIM scheduler ends."""
+    """Return the cumulative alpha at which the last step of a DDIM scheduler ends."""
     return float(getattr(scheduler, "final_alpha_cumprod", 1.0))

@@ -1,0 +1,201 @@
+"""The two plans as data: which steps a run computes, and what it does on each of them.
+
+A plan knows neither the model nor the scheduler nor the file it is kept in. The rule from a
+speed-up to a number of computed steps stands here too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "PaperPlan",
+    "Reuse",
+    "TrajectoryPlan",
+    "check_compute_steps",
+    "step_strip",
+    "steps_for_speedup",
+    "uniform_schedule",
+]
+
+Reuse = Literal["residual", "velocity"]
+
+
+def steps_for_speedup(num_steps: int, speedup: float) -> int:
+    """The number of computed steps of a speed-up: the most that are at least so much faster.
+
+    The one rule of calibration, benchmark and command line.
+
+    Args:
+        num_steps: number of sampling steps T.
+        speedup: 1 to T / 2, so that at least two steps are computed.
+
+    Example:
+        >>> steps_for_speedup(30, 2.0), steps_for_speedup(50, 3.0), steps_for_speedup(30, 2.8)
+        (15, 16, 10)
+    """
+    if not 1 <= speedup <= num_steps / 2:
+        raise ValueError(f"speedup must be between 1 and {num_steps / 2:g}, got {speedup:g}")
+    return math.floor(num_steps / speedup + 1e-9)  # 30 / 2.9999999999 is 10, not 10.0000000003
+
+
+def uniform_schedule(num_steps: int, budget: int) -> tuple[int, ...]:
+    """``budget`` computed steps, evenly spaced, the first and the last step among them.
+
+    Example:
+        >>> uniform_schedule(10, 4)
+        (0, 3, 6, 9)
+        >>> uniform_schedule(10, 1)
+        (0,)
+    """
+    if not 1 <= budget <= num_steps:
+        raise ValueError(f"budget must be between 1 and {num_steps} steps, got {budget}")
+    if budget == 1:
+        return (0,)
+    last, gaps = num_steps - 1, budget - 1
+    # Integers: i * last / gaps rounded half up, distinct because last >= gaps.
+    return tuple((2 * i * last + gaps) // (2 * gaps) for i in range(budget))
+
+
+def step_strip(compute_steps: Sequence[int], num_steps: int) -> str:
+    """A compute schedule as one character per step: full where it is computed.
+
+    Example:
+        >>> step_strip([0, 2], 4)
+        '█·█·'
+    """
+    computed = set(compute_steps)
+    return "".join("█" if k in computed else "·" for k in range(num_steps))
+
+
+def check_compute_steps(compute_steps: Sequence[int], num_steps: int) -> tuple[int, ...]:
+    """Return ``compute_steps`` as a tuple; raise a ``ValueError`` if it is not valid.
+
+    Example:
+        >>> check_compute_steps([0, 3, 5], 6)
+        (0, 3, 5)
+    """
+    steps = tuple(int(k) for k in compute_steps)
+    if not steps or steps[0] != 0:
+        raise ValueError("step 0 must be computed: there is nothing to reuse yet")
+    if any(a >= b for a, b in pairwise(steps)):
+        raise ValueError(f"compute_steps must be strictly increasing, got {list(steps)}")
+    if steps[-1] >= num_steps:
+        raise ValueError(f"compute_steps holds {steps[-1]}, but the run has {num_steps} steps")
+    return steps
+
+
+@dataclass(frozen=True, eq=False)
+class TrajectoryPlan:
+    """Trajectory rectification: ``x[k+1] = z[k, 0] x[k] + sum_j z[k, j] v[c_j]``, per group.
+
+    Attributes:
+        compute_steps: the steps on which the network is evaluated, ascending, the first is 0.
+        coefficients: z, shape (T, groups, 1 + H), float64: first that of the latent, then those of
+            the last H computed outputs, newest first; 0 where fewer than H outputs exist. One
+            group is the whole latent, and the only number of groups so far.
+    """
+
+    compute_steps: tuple[int, ...]
+    coefficients: Tensor
+
+    def __post_init__(self) -> None:
+        """Check shapes, types and finiteness."""
+        shape = tuple(self.coefficients.shape)
+        if len(shape) != 3 or shape[0] < 1 or shape[1] != 1 or shape[2] < 2:
+            raise ValueError(f"coefficients must have shape (T, 1, 1 + H), got {shape}")
+        check_compute_steps(self.compute_steps, self.num_steps)
+        _check_float64("coefficients", self.coefficients)
+
+    @property
+    def num_steps(self) -> int:
+        """Number of sampling steps T."""
+        return len(self.coefficients)
+
+    @property
+    def history(self) -> int:
+        """Number of computed outputs kept, H."""
+        return self.coefficients.shape[2] - 1
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Raise if samples of this shape cannot be run; scalars fit all of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class PaperPlan:
+    """The paper's method: reused outputs, an adjusted sigma schedule, a linear rectification.
+
+    Attributes:
+        compute_steps: the steps on which the network is evaluated, ascending; first and last
+            included.
+        reuse: what a reused step returns, ``"residual"`` (eq. 5, 6) or ``"velocity"``.
+        sigmas: the sigma schedule of the run, adjusted or not, shape (T + 1,), float64,
+            descending.
+        gain: K, shape (T, ...) where ``gain[k]`` broadcasts against one sample; None without
+            rectification. Rows of computed steps are not used.
+        bias: B, like ``gain``.
+    """
+
+    compute_steps: tuple[int, ...]
+    reuse: Reuse
+    sigmas: Tensor
+    gain: Tensor | None = None
+    bias: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Check shapes, types, finiteness and order."""
+        if self.sigmas.ndim != 1 or len(self.sigmas) < 2:
+            raise ValueError(f"sigmas must have shape (T + 1,), got {tuple(self.sigmas.shape)}")
+        _check_float64("sigmas", self.sigmas)
+        if bool((self.sigmas.diff() > 0).any()):
+            raise ValueError("sigmas must not increase")
+        steps = check_compute_steps(self.compute_steps, self.num_steps)
+        if steps[-1] != self.num_steps - 1:
+            raise ValueError("the paper's method computes the last step")
+        if self.reuse not in ("residual", "velocity"):
+            raise ValueError(f"reuse must be 'residual' or 'velocity', got {self.reuse!r}")
+        self._check_rectification()
+
+    def _check_rectification(self) -> None:
+        if (self.gain is None) != (self.bias is None):
+            raise ValueError("gain and bias come together or not at all")
+        if self.gain is None or self.bias is None:
+            return
+        if self.gain.shape != self.bias.shape or len(self.gain) != self.num_steps:
+            raise ValueError(
+                f"gain and bias must have shape ({self.num_steps}, ...), "
+                f"got {tuple(self.gain.shape)} and {tuple(self.bias.shape)}"
+            )
+        _check_float64("gain", self.gain)
+        _check_float64("bias", self.bias)
+
+    @property
+    def num_steps(self) -> int:
+        """Number of sampling steps T."""
+        return len(self.sigmas) - 1
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Raise if the rectification is for samples of another shape."""
+        if self.gain is None:
+            return
+        own = tuple(self.gain.shape[1:])
+        sizes = zip(reversed(own), reversed(shape), strict=False)
+        if len(own) > len(shape) or any(mine not in (1, size) for mine, size in sizes):
+            raise ValueError(
+                f"the policy rectifies latents of shape {own}, the run has {shape}: generate at "
+                "the calibrated size, or calibrate one number per step"
+            )
+
+
+def _check_float64(name: str, value: Tensor) -> None:
+    if value.dtype != torch.float64:
+        raise ValueError(f"{name} must be float64, got {value.dtype}")
+    if not bool(torch.isfinite(value).all()):
+        raise ValueError(f"{name} holds a number that is not finite")
