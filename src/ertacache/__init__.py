@@ -1,4 +1,4 @@
-"""ertacache: profile a diffusers pipeline once, then pick any speed-up; the picture stays.
+"""ertacache: profile a diffusers pipeline once, then choose any speed-up, nearly the same output.
 
 Names are resolved on first use, so that ``import ertacache`` loads nothing heavy.
 """
@@ -9,23 +9,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ertacache.calibration import calibrate, profile, solve
+    from ertacache.calibration.calibrate import calibrate
+    from ertacache.calibration.profile import profile
+    from ertacache.calibration.refit import refit
+    from ertacache.calibration.solve import solve
     from ertacache.formats.policy import Policy, PolicyError
     from ertacache.formats.profile import Profile, ProfileError
-    from ertacache.integration import attach
-    from ertacache.models import load_pipeline
+    from ertacache.integration.attach import attach, detach, summary
+    from ertacache.integration.schedulers import SchedulerError
 
 __all__ = [
     "Policy",
     "PolicyError",
     "Profile",
     "ProfileError",
-    "__version__",
+    "SchedulerError",
     "attach",
     "calibrate",
-    "load_pipeline",
+    "detach",
     "profile",
+    "refit",
     "solve",
+    "summary",
 ]
 
 __version__ = "0.1.0.dev0"
@@ -35,11 +40,14 @@ _HOMES = {
     "PolicyError": "ertacache.formats.policy",
     "Profile": "ertacache.formats.profile",
     "ProfileError": "ertacache.formats.profile",
-    "attach": "ertacache.integration",
-    "calibrate": "ertacache.calibration",
-    "load_pipeline": "ertacache.models",
-    "profile": "ertacache.calibration",
-    "solve": "ertacache.calibration",
+    "SchedulerError": "ertacache.integration.schedulers",
+    "attach": "ertacache.integration.attach",
+    "calibrate": "ertacache.calibration.calibrate",
+    "detach": "ertacache.integration.attach",
+    "profile": "ertacache.calibration.profile",
+    "refit": "ertacache.calibration.refit",
+    "solve": "ertacache.calibration.solve",
+    "summary": "ertacache.integration.attach",
 }
 
 
@@ -52,4 +60,4 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     """List the public names, loaded or not."""
-    return sorted(__all__)
+    return sorted([*__all__, "__version__"])

@@ -1,31 +1,24 @@
 """The paper's calibration on the network: its policy search, then phi, K and B in runs under it.
 
-``solve`` takes every output for the reference run's and needs no network. Here the network is asked
-on every step of accelerated runs, as Algorithm 2 and the closed forms are printed. Knows no other
-method and judges nothing.
+``solve`` uses the outputs of the full runs and needs no network. Here the network is evaluated on
+every step of accelerated runs, as Algorithm 2 and the closed forms are printed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
-from torch import Tensor
-
-from ertacache.calibration.counting import Count
-from ertacache.calibration.profiling import Progress, generators
-from ertacache.calibration.solving import Wish, make_policy, paper_distances
-from ertacache.core.plan import PaperPlan, Reuse
-from ertacache.core.rectify import RectifyMode
-from ertacache.core.threshold import pick_schedule, sweep_profile
-from ertacache.core.timesteps import adjusted_sigmas
+from ertacache.calibration.session import Session
+from ertacache.calibration.solve import PaperOptions, Target, make_policy
+from ertacache.core.paper import adjusted_sigmas, pick_schedule, reuse_distances, sweep_profile
+from ertacache.core.plans import PaperPlan, Reuse
+from ertacache.core.steppers import GainFit, Stepper, ThresholdSearch
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import Profile, ProfiledPrompt
-from ertacache.integration.compat import Pipeline
-from ertacache.integration.walk import Search, Walk, fit_gain_run, search_run
 
-__all__ = ["PASSES", "calibrate_paper", "fit_paper_plan", "make_walk", "search_schedule"]
+__all__ = ["PASSES", "PaperCalibration", "calibrate_paper"]
 
 PASSES = 6
 """Thresholds that are tried for a number of computed steps; most need two or three."""
@@ -34,109 +27,116 @@ _MORE = 12  # if all of them computed too many steps
 
 
 def calibrate_paper(
-    pipe: Pipeline,
+    session: Session,
     profile: Profile,
     runs: Sequence[ProfiledPrompt],
     *,
-    wish: Wish,
-    call: dict[str, Any],
-    batch_size: int | None = None,
-    progress: Progress | None = None,
-    count: Count | None = None,
+    target: Target,
+    options: PaperOptions,
 ) -> Policy:
     """A policy of the paper's method, calibrated in runs of the pipeline.
 
     One run of all prompts per threshold that is tried, in which phi is measured too, and one run on
-    the adjusted table to fit K and B; the network is asked on all T steps of each.
+    the adjusted sigmas to fit K and B; the network is evaluated on all T steps of each.
 
     Args:
-        pipe: the pipeline, nothing attached.
-        profile: the untouched runs; ``runs`` are among them.
+        session: the pipeline.
+        profile: its full runs; ``runs`` are among them.
         runs: calibration prompts and seeds.
-        wish: threshold, or number of computed steps; and the options of the method.
-        call: arguments of the pipeline, without prompts and generators.
-        batch_size: prompts per call of the network; None is all at once.
-        progress: called with the runs done and the most that there can be.
-        count: told how often the network was asked.
+        target: threshold, or number of computed steps.
+        options: the parts of the method.
     """
-    walk = make_walk(profile, runs, reuse=wish.reuse, call=call, batch_size=batch_size, count=count)
-    tell = progress or (lambda done, runs: None)
-    if wish.threshold is not None:
-        found = search_run(pipe, walk, threshold=wish.threshold)
-    else:
-        found = search_schedule(
-            pipe,
-            walk,
-            profile,
-            budget=_budget(profile, wish),
-            progress=lambda done: tell(done, PASSES + 1),
-        )
-    plan = fit_paper_plan(
-        pipe, walk, found, adjust_timesteps=wish.adjust_timesteps, rectify=wish.rectify
+    work, progress = (
+        PaperCalibration(session, profile, runs, options.reuse),
+        session.progress("refit"),
     )
-    tell(PASSES + 1, PASSES + 1)
+    if target.threshold is not None:
+        found = work.search(target.threshold)
+    else:
+        budget = target.budget(profile.num_steps)
+        if budget is None or not 2 <= budget <= profile.num_steps:
+            raise ValueError(f"cannot compute {budget} of {profile.num_steps} steps")
+        found = work.search_budget(budget, progress=lambda done: progress(done, PASSES + 1))
+    plan = work.fit(found, adjust_timesteps=options.adjust_timesteps, rectify=options.rectify)
+    progress(PASSES + 1, PASSES + 1)
     origin = {"paper": "calibrated on the network", "threshold": f"{found.threshold:.6g}"}
     return make_policy(profile, plan, embed=profile, provenance=origin)
 
 
-def make_walk(
-    profile: Profile,
-    runs: Sequence[ProfiledPrompt],
-    *,
-    call: dict[str, Any],
-    reuse: Reuse = "residual",
-    batch_size: int | None = None,
-    count: Count | None = None,
-) -> Walk:
-    """Where the calibration runs of some prompts go."""
-    steps = tuple(range(profile.num_steps))
-    policy = make_policy(profile, PaperPlan(steps, reuse, profile.sigmas))
-    _, norms = paper_distances(profile, reuse)
-    texts = [run.prompt for run in runs]
-    return Walk(
-        policy,
-        reuse,
-        norms[[profile.prompts.index(run) for run in runs]].mean(0),
-        prompts=len(runs),
-        arguments=lambda: call | {"prompt": texts, "generator": generators(runs)},
-        batch_size=batch_size,
-        count=count,
-    )
+@dataclass(frozen=True, eq=False)
+class PaperCalibration:
+    """The calibration runs of the paper's method.
 
-
-def search_schedule(
-    pipe: Pipeline,
-    walk: Walk,
-    profile: Profile,
-    *,
-    budget: int,
-    progress: Callable[[int], None] | None = None,
-) -> Search:
-    """The policy search of Algorithm 2 for a number of computed steps, or the most below it.
-
-    Begins with the threshold that the profile suggests. A run that computes d steps too many (or
-    too few) moves the threshold past the d-th smallest error of its computed (largest of its
-    reused) steps, within what earlier runs have left open. Ends with the first run that hits the
-    number, or after ``PASSES`` runs with the nearest below it; while there is none below, larger
-    and larger thresholds follow.
+    Attributes:
+        session: the pipeline.
+        profile: its full runs; ``runs`` are among them.
+        runs: calibration prompts and seeds, all in one call of the pipeline.
+        reuse: what a reused step returns.
     """
-    threshold, _ = pick_schedule(sweep_profile(*paper_distances(profile, walk.reuse)), budget)
-    low, high, best = 0.0, math.inf, None
-    for done in range(1, PASSES + _MORE + 1):
-        found = search_run(pipe, walk, threshold=threshold)
-        if progress is not None:
-            progress(min(done, PASSES))
-        surplus = len(found.compute_steps) - budget
-        if surplus <= 0 and (best is None or len(found.compute_steps) > len(best.compute_steps)):
-            best = found
-        if surplus == 0 or (best is not None and done >= PASSES):
-            break
-        low, high = (threshold, high) if surplus > 0 else (low, threshold)
-        threshold = _next_threshold(found, surplus, low, high) if done < PASSES else 1.2 * low
-    return best or search_run(pipe, walk, threshold=math.inf)
+
+    session: Session
+    profile: Profile
+    runs: Sequence[ProfiledPrompt]
+    reuse: Reuse = "residual"
+
+    def search(self, threshold: float) -> ThresholdSearch:
+        """Algorithm 2 for one threshold."""
+        _, norms = reuse_distances(self.profile.statistics, self.reuse)
+        chosen = norms[[self.profile.prompts.index(run) for run in self.runs]].mean(0)
+        search = ThresholdSearch(threshold, norms=chosen, reuse=self.reuse)
+        self._run(search)
+        return search
+
+    def search_budget(
+        self, budget: int, *, progress: Callable[[int], None] | None = None
+    ) -> ThresholdSearch:
+        """Algorithm 2 for a number of computed steps, or the most below it.
+
+        Begins with the threshold that the profile suggests. A run that computes d steps too many
+        (or too few) moves the threshold past the d-th smallest error of its computed (largest of
+        its reused) steps, within what earlier runs have left open. Ends with the first run that
+        hits the number, or after ``PASSES`` runs with the nearest below it; while there is none
+        below, larger and larger thresholds follow.
+        """
+        distances = reuse_distances(self.profile.statistics, self.reuse)
+        threshold, _ = pick_schedule(sweep_profile(*distances), budget)
+        low, high, best = 0.0, math.inf, None
+        for done in range(1, PASSES + _MORE + 1):
+            found = self.search(threshold)
+            if progress is not None:
+                progress(min(done, PASSES))
+            surplus = len(found.compute_steps) - budget
+            if surplus <= 0 and (
+                best is None or len(found.compute_steps) > len(best.compute_steps)
+            ):
+                best = found
+            if surplus == 0 or (best is not None and done >= PASSES):
+                break
+            low, high = (threshold, high) if surplus > 0 else (low, threshold)
+            threshold = _next_threshold(found, surplus, low, high) if done < PASSES else 1.2 * low
+        return best or self.search(math.inf)
+
+    def fit(
+        self, found: ThresholdSearch, *, adjust_timesteps: bool = True, rectify: bool = True
+    ) -> PaperPlan:
+        """The plan of a search: its sigmas from phi, K and B from one more run."""
+        sigmas = self.profile.sigmas
+        if adjust_timesteps:
+            sigmas = adjusted_sigmas(sigmas, found.step_scales)
+        plan = PaperPlan(found.compute_steps, self.reuse, sigmas)
+        if not rectify or len(found.compute_steps) == plan.num_steps:
+            return plan
+        gain = GainFit(plan)
+        self._run(gain)
+        return gain.plan()
+
+    def _run(self, stepper: Stepper) -> None:
+        every = tuple(range(self.profile.num_steps))
+        plan = PaperPlan(every, self.reuse, self.profile.sigmas)
+        self.session.lockstep(self.runs, make_policy(self.profile, plan), stepper)
 
 
-def _next_threshold(found: Search, surplus: int, low: float, high: float) -> float:
+def _next_threshold(found: ThresholdSearch, surplus: int, low: float, high: float) -> float:
     """A threshold strictly between ``low`` (too many steps) and ``high`` (too few)."""
     computed = set(found.compute_steps)
     errors: list[float] = found.errors.tolist()
@@ -149,30 +149,3 @@ def _next_threshold(found: Search, surplus: int, low: float, high: float) -> flo
     if low < guess < high:
         return guess
     return 2 * low if math.isinf(high) else (low + high) / 2
-
-
-def fit_paper_plan(
-    pipe: Pipeline,
-    walk: Walk,
-    found: Search,
-    *,
-    adjust_timesteps: bool = True,
-    rectify: bool = True,
-    mode: RectifyMode = "scalar",
-) -> PaperPlan:
-    """The plan of a schedule that was searched: its table from phi, K and B from one more run."""
-    sigmas: Tensor = walk.policy.sigmas
-    if adjust_timesteps:
-        sigmas = adjusted_sigmas(sigmas, found.step_scales)
-    plan = PaperPlan(found.compute_steps, walk.reuse, sigmas)
-    if not rectify or len(found.compute_steps) == plan.num_steps:
-        return plan
-    gain, bias = fit_gain_run(pipe, walk, plan=plan, mode=mode)
-    return PaperPlan(plan.compute_steps, plan.reuse, plan.sigmas, gain, bias)
-
-
-def _budget(profile: Profile, wish: Wish) -> int:
-    budget = wish.budget(profile.num_steps)
-    if budget is None or not 2 <= budget <= profile.num_steps:
-        raise ValueError(f"cannot compute {budget} of {profile.num_steps} steps")
-    return budget

@@ -190,7 +190,7 @@ class RefitStepper:
 
     def plan(self) -> TrajectoryPlan:
         """The plan that was fitted."""
-        return TrajectoryPlan(tuple(sorted(self._computed)), self.coefficients)
+        return TrajectoryPlan(tuple(sorted(self._computed)), self.coefficients.clone())
 
     def switch(self) -> None:
         """Keep the history, as ``TrajectoryStepper`` does."""
