@@ -36,7 +36,7 @@ def bench(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The results, as JSON.")
     ],
-    call: CallOptions,
+    *,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -63,6 +63,7 @@ def bench(
     ] = None,
     seed: Seed = 0,
     batch_size: BatchSize = 8,
+    call: CallOptions,
 ) -> None:
     """Compare all methods on held-out prompts; an interrupted run continues."""
     from ertacache.bench import Bench, Workload

@@ -69,13 +69,14 @@ def calibrate(
     context: typer.Context,
     model: Model,
     output: PolicyOutput,
+    *,
     target: TargetOptions,
-    prompts: PromptOptions,
-    call: CallOptions,
-    heldout: Heldout = None,
-    profile: ProfileFile = None,
     refit: Refit = True,
     refit_prompts: RefitPrompts = 32,
+    heldout: Heldout = None,
+    profile: ProfileFile = None,
+    prompts: PromptOptions,
+    call: CallOptions,
 ) -> None:
     """Make a policy for a model and measure it.
 

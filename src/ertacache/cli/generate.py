@@ -82,7 +82,7 @@ def generate(
             help="A folder, or for a single result a .png or .mp4 file.",
         ),
     ],
-    call: CallOptions,
+    *,
     prompt: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT", help="What to generate.")
     ] = None,
@@ -100,6 +100,7 @@ def generate(
     fps: Annotated[
         int, typer.Option("--fps", min=1, metavar="N", help="Frames per second of a video.")
     ] = FPS,
+    call: CallOptions,
 ) -> None:
     """Generate images or videos.
 

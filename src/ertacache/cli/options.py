@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -264,26 +264,27 @@ def expand_bundles(command: Callable[..., None]) -> Callable[..., None]:
         emoji-flux 8
     """
     parameters = inspect.signature(command, eval_str=True).parameters
-    bundles = {
+    bundles: dict[str, Callable[..., Any]] = {
         name: parameter.annotation
         for name, parameter in parameters.items()
         if is_dataclass(parameter.annotation)
     }
+    options = {name: inspect.signature(bundles[name], eval_str=True) for name in bundles}
     shown: list[inspect.Parameter] = []
     for name, parameter in parameters.items():
         if name in bundles:
-            shown += inspect.signature(bundles[name], eval_str=True).parameters.values()
+            shown += options[name].parameters.values()
         else:
             shown.append(parameter)
 
     def run(**values: Any) -> None:
         built = {
-            name: bundle(**{field.name: values.pop(field.name) for field in fields(bundle)})
+            name: bundle(**{option: values.pop(option) for option in options[name].parameters})
             for name, bundle in bundles.items()
         }
         command(**values, **built)
 
-    # Keyword-only, so that a required option may follow those of a bundle.
+    # Keyword-only, so that what is required may follow what is not.
     signature = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in shown]
     expanded: Any = run
     expanded.__name__, expanded.__doc__ = command.__name__, command.__doc__
