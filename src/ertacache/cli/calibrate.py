@@ -84,10 +84,10 @@ def calibrate(
     policy is validated on held-out prompts; exit code 3 means that it is not recommended, or misses
     --min-psnr.
     """
-    from ertacache import calibration
-
     texts = choose_prompts(model, prompts.prompts, limit=prompts.limit)
     validated = None if heldout is None else read_prompts(heldout)
+    from ertacache import calibration
+
     _check_files(output, profile)
     pipe, arguments = open_model(model, call)
     check_continued(profile, pipe, arguments)

@@ -264,7 +264,7 @@ def expand_bundles(command: Callable[..., None]) -> Callable[..., None]:
         emoji-flux 8
     """
     parameters = inspect.signature(command, eval_str=True).parameters
-    bundles: dict[str, Callable[..., Any]] = {
+    bundles: dict[str, Any] = {
         name: parameter.annotation
         for name, parameter in parameters.items()
         if is_dataclass(parameter.annotation)
