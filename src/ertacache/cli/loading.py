@@ -64,7 +64,7 @@ def load_any(path: Path) -> Policy | Profile:
 
 
 def _read_kind(path: Path) -> Literal["policy", "profile"]:
-    """What a file says it is; one that cannot be read counts as a policy."""
+    """Which of the two a file is; one that cannot be read counts as a policy."""
     from ertacache.formats.policy import Policy, PolicyError
 
     try:
