@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 STEPS = "6"
 
+T = int(STEPS)
+
 Run = Callable[..., Result]
+Refused = Callable[..., str]
 Variant = Callable[..., Path]
 
 
@@ -29,13 +34,18 @@ def invoke(*arguments: object, env: dict[str, str | None] | None = None) -> Resu
     return result
 
 
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own."""
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+
+
 @pytest.fixture
 def run() -> Run:
     return invoke
 
 
 @pytest.fixture
-def refused() -> Callable[..., str]:
+def refused() -> Refused:
     """Run a command that must fail on bad input; returns its one line."""
 
     def refuse(*arguments: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,17 +12,16 @@ from ertacache import calibration
 from ertacache.core.plan import PaperPlan
 from ertacache.formats.policy import Policy, ValidationRow
 from ertacache.formats.profile import Profile
-from tests.cli.conftest import STEPS, Run
-
-Refused = Callable[..., str]
+from tests.cli.conftest import Refused, Run
 
 
 def test_calibrate_measures_and_keeps_everything(
     tmp_path: Path, prompts_file: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibration, "pays", lambda rows: None)  # times are not for this test
+    monkeypatch.setattr(calibration, "pays", lambda rows: None)  # it depends on measured time
     path, profile = tmp_path / "q.safetensors", tmp_path / "p.safetensors"
-    options = ["--limit", 2, "--steps", STEPS, "--speedup", 2, "--profile", profile]
+    options = ["--limit", 2, "--steps", 4, "--height", 32, "--width", 32]
+    options += ["--speedup", 2, "--profile", profile]
     result = run("calibrate", "emoji-flux", *options, "--heldout", prompts_file, "-o", path)
     assert result.exit_code == 0, result.output
     policy = Policy.load(path)
@@ -32,22 +30,23 @@ def test_calibrate_measures_and_keeps_everything(
     assert policy.provenance["command"].startswith("ertacache calibrate emoji-flux --limit 2")
     assert Profile.load(profile).num_prompts == 2
     assert "Measured on 2 held-out prompts" in result.stdout
-    assert "it pays" in result.stdout
-    # Two prompts of six steps; one judges the policy, then the candidates; two are validated.
+    first = policy.validation[0]
+    assert f"recommended: {first.speedup:.2f}x faster, {first.psnr:.1f} dB PSNR" in result.stdout
+    # Two prompts of four steps; one evaluates the policy, then the candidates; two are validated.
     refit = re.search(
-        r"^network +profile 12 \+ refit (\d+) \+ validation 30 = (\d+) calls", result.stdout, re.M
+        r"^NFE +profile 8 \+ refit (\d+) \+ validation 20 = (\d+), one prompt", result.stdout, re.M
     )
     assert refit is not None
-    assert int(refit[2]) == 12 + int(refit[1]) + 30
-    assert f"refit {refit[1]} + validation 30" in policy.provenance["network calls"]
+    assert int(refit[2]) == 8 + int(refit[1]) + 20
+    assert f"refit {refit[1]} + validation 20" in policy.provenance["network calls"]
     assert result.stdout.splitlines()[-1] == f"{path}: the policy"
     assert result.stderr == ""
 
 
-def test_exit_code_3_when_it_does_not_pay(
+def test_exit_code_3_when_not_recommended(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibration, "pays", lambda rows: "not worth it: 4 steps are few")
+    monkeypatch.setattr(calibration, "pays", lambda rows: "not recommended: 4 steps are few")
     path = tmp_path / "q.safetensors"
     options = ["--limit", 2, "--steps", 4, "--threshold", 0.5, "--method", "paper"]
     options += ["--reuse", "velocity", "--no-adjust-timesteps", "--no-rectify"]
@@ -56,12 +55,12 @@ def test_exit_code_3_when_it_does_not_pay(
     plan = Policy.load(path).plan
     assert isinstance(plan, PaperPlan)
     assert (plan.reuse, plan.gain) == ("velocity", None)
-    assert "not worth it: 4 steps are few\n" in result.stdout
-    assert result.stdout.splitlines()[-1] == f"{path}: the policy, which does not pay"
+    assert "not recommended: 4 steps are few\n" in result.stdout
+    assert result.stdout.splitlines()[-1] == f"{path}: the policy, not recommended"
 
 
 @pytest.mark.parametrize(("measured", "code"), [(44.9, 3), (45.0, 0)])
-def test_a_wished_psnr_is_reached_or_not(
+def test_a_target_psnr_is_reached_or_missed(
     measured: float,
     code: int,
     tmp_path: Path,
@@ -83,7 +82,7 @@ def test_a_wished_psnr_is_reached_or_not(
     assert result.exit_code == code
     short = "not reached: 45.0 dB were wished for, 44.9 dB measured\n" in result.stdout
     assert short == (code == 3)
-    ending = ", the nearest that was tried" if code else ""
+    ending = ", the closest of those tried" if code else ""
     assert result.stdout.splitlines()[-1] == f"{path}: the policy{ending}"
     assert (given["min_psnr"], given["refit_prompts"], given["batch_size"]) == (45.0, 3, 2)
 
@@ -96,14 +95,14 @@ def test_a_wished_psnr_is_reached_or_not(
         (["--max-error", "1", "--method", "paper"], "predicts no error"),
         (["--min-psnr", "40", "--method", "paper"], "predicts no error"),
         (["--min-psnr", "40", "--speedup", "2"], "--max-error, --min-psnr and --threshold"),
-        (["--threshold", "0.1"], "--threshold is the paper's"),
+        (["--threshold", "0.1"], "--threshold needs --method paper"),
         (["--speedup", "2", "--heldout", "absent.txt"], "cannot read prompts"),
         (["--speedup", "90"], "speedup must be between"),
         (["--compute-steps", "90"], "cannot compute 90 of 30 steps"),
         (["--speedup", "2", "--profile", "{output}"], "must be different files"),
     ],
 )
-def test_what_cannot_be_done_is_said_before_any_work(
+def test_what_cannot_be_done_is_refused_before_any_work(
     options: list[str],
     words: str,
     tmp_path: Path,

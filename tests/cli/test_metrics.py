@@ -1,7 +1,8 @@
+"""``metrics``: files, folders and sets, and what is refused."""
+
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,22 +14,20 @@ from ertacache.metrics import lpips
 from ertacache.metrics.inception import load_inception
 from ertacache.metrics.perceptual import load_lpips
 from ertacache.pictures import to_picture
-from tests.cli.conftest import Run
+from tests.cli.conftest import Refused, Run
 from tests.metrics.needs import needs_inception, needs_lpips
 from tests.metrics.patterns import distorted, pattern
 
-Refused = Callable[..., str]
 
-
-def save(path: Path, picture: Tensor) -> Path:
+def save(path: Path, image: Tensor) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    to_picture(picture).save(path)
+    to_picture(image).save(path)
     return path
 
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
-    """Two pictures on both sides, one of them identical, and one on each side alone."""
+    """Two images in both folders, one of them identical, and one in each folder alone."""
     a, b = tmp_path / "fast", tmp_path / "full"
     for folder, extra in ((a, "alone-a.png"), (b, "alone-b.png")):
         save(folder / "same.png", pattern(32, 32)[0])
@@ -50,7 +49,8 @@ def test_folders_file_by_file(folders: tuple[Path, Path], tmp_path: Path, run: R
     assert result.exit_code == 0, result.output
     assert cells(result.stdout)["psnr"][:2] == ["56.99", "dB"]  # (100 + 13.98) / 2
     assert "1 of 2 are identical and count for 100 dB" in result.stdout
-    (line,) = [line for line in result.stdout.splitlines() if "left out" in line]
+    (line,) = [line for line in result.stdout.splitlines() if "no counterpart" in line]
+    assert line.startswith("skipped (no counterpart in the other folder): ")
     assert "alone-a.png" in line
     assert "alone-b.png" in line
     written = json.loads(path.read_text())
@@ -66,7 +66,7 @@ def test_folders_file_by_file(folders: tuple[Path, Path], tmp_path: Path, run: R
 
 
 @needs_lpips
-def test_two_files_with_what_is_usual(tmp_path: Path, run: Run) -> None:
+def test_two_files_with_the_default_metrics(tmp_path: Path, run: Run) -> None:
     a = save(tmp_path / "a.png", distorted(32, 32)[0])
     b = save(tmp_path / "b.png", pattern(32, 32)[0])
     result = run("metrics", a, b)
@@ -93,7 +93,7 @@ def test_videos_over_time(tmp_path: Path, run: Run) -> None:
     assert float(shown["motion"][0]) == pytest.approx(0.2, abs=1e-3)
 
 
-def test_without_weights_the_table_says_so(
+def test_without_weights_a_metric_is_not_available(
     folders: tuple[Path, Path], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ertacache.metrics.weights.find_spec", lambda name: None)
@@ -136,7 +136,7 @@ def test_bad_input_is_one_line(
     assert "--json takes the name" in refused("metrics", a, b, "--json", tmp_path / "a.png")
     assert "there is no folder" in refused("metrics", a, b, "--json", tmp_path / "x" / "a.json")
     (tmp_path / "empty").mkdir()
-    assert "has no picture" in refused("metrics", a, tmp_path / "empty", "--metric", "kid")
+    assert "contains no image" in refused("metrics", a, tmp_path / "empty", "--metric", "kid")
     save(b / "grey.png", torch.zeros(3, 32, 40))
     assert "grey.png: shapes" in refused("metrics", a, b, "--metric", "psnr")
     (b / "grey.png").write_bytes(b"broken")
@@ -144,7 +144,7 @@ def test_bad_input_is_one_line(
 
 
 @needs_lpips
-def test_a_small_picture_has_no_lpips(tmp_path: Path, refused: Refused) -> None:
+def test_a_small_image_has_no_lpips(tmp_path: Path, refused: Refused) -> None:
     small = [save(tmp_path / name, pattern(16, 16)[0]) for name in ("s.png", "t.png")]
     assert "s.png: LPIPS needs pictures of 32 x 32 or more" in refused(
         "metrics", *small, "--metric", "lpips-alex"

@@ -1,8 +1,7 @@
-"""``profile`` and ``merge``: what is written, resumed, refused."""
+"""``profile``: what is written, continued, refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +10,7 @@ import pytest
 from ertacache.cli.console import Stages
 from ertacache.formats.profile import Profile
 from ertacache.models.zoo import load_prompts
-from tests.cli.conftest import STEPS, Run, Variant
-
-Refused = Callable[..., str]
+from tests.cli.conftest import STEPS, Refused, Run, Variant
 
 
 def test_a_bundled_model_is_profiled_on_its_own_prompts(profile_file: Path) -> None:
@@ -58,7 +55,7 @@ def test_an_interrupted_profile_keeps_its_runs_and_goes_on(
         result = run(*arguments)
     assert result.exit_code == 130
     assert result.stderr.splitlines() == [
-        f"interrupted: the runs so far are in {path}; the same command goes on from there"
+        f"interrupted: the runs so far are in {path}; the same command continues from there"
     ]
     assert Profile.load(path).num_prompts == 1
     assert run(*arguments).exit_code == 0
@@ -68,18 +65,6 @@ def test_an_interrupted_profile_keeps_its_runs_and_goes_on(
     bare[0].save(tmp_path / "again")
     bare[1].save(tmp_path / "straight")
     assert (tmp_path / "again").read_bytes() == (tmp_path / "straight").read_bytes()
-
-
-def test_merge(tmp_path: Path, profile_file: Path, run: Run, refused: Refused) -> None:
-    part, whole = tmp_path / "part.safetensors", tmp_path / "whole.safetensors"
-    options = ["--limit", 1, "--steps", STEPS, "--seed", 100]
-    assert run("profile", "emoji-flux", *options, "-o", part).exit_code == 0
-    result = run("merge", profile_file, part, "-o", whole)
-    assert result.stdout == f"{whole}: a profile of 4 runs of {STEPS} steps\n"
-    assert [run.seed for run in Profile.load(whole).prompts] == [0, 1, 2, 100]
-    before = whole.read_bytes()
-    assert "share a run" in refused("merge", whole, part, "-o", whole)
-    assert whole.read_bytes() == before
 
 
 def test_a_stochastic_scheduler_is_refused(
@@ -111,39 +96,6 @@ def test_wrong_options(options: list[str], words: str, tmp_path: Path, refused: 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", [b"", b" \n\t\n", b"\xff\xfe\x00"])
-def test_a_file_without_prompts(content: bytes, tmp_path: Path, refused: Refused) -> None:
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_bytes(content)
-    line = refused("profile", "emoji-flux", "--prompts", prompts, "-o", tmp_path / "p")
-    assert str(prompts) in line
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        ("emoji-fluxx", "not a bundled model (emoji-flux"),
-        ("nobody/nothing", "cannot load the pipeline 'nobody/nothing'"),
-    ],
-)
-def test_an_unknown_model(
-    model: str, words: str, tmp_path: Path, prompts_file: Path, refused: Refused
-) -> None:
-    path = tmp_path / "p.safetensors"
-    assert words in refused("profile", model, "--prompts", prompts_file, "-o", path)
-    assert "give a file with --prompts" in refused("profile", model, "-o", path)
-    assert not path.exists()
-
-
-def test_a_broken_folder_is_refused(
-    tmp_path: Path, variant: Variant, prompts_file: Path, refused: Refused
-) -> None:
-    folder = variant()
-    (folder / "transformer" / "config.json").unlink()
-    line = refused("profile", folder, "--prompts", prompts_file, "-o", tmp_path / "p")
-    assert "cannot load the pipeline" in line
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -157,16 +109,6 @@ def test_a_profile_of_another_run_is_not_continued(
 ) -> None:
     before = profile_file.read_bytes()
     line = refused("profile", "emoji-flux", "--limit", 3, *options, "-o", profile_file)
-    assert "cannot go on with the profile" in line
+    assert "cannot continue the profile" in line
     assert words in line
     assert profile_file.read_bytes() == before
-
-
-def test_no_other_file_is_overwritten(tmp_path: Path, policy_file: Path, refused: Refused) -> None:
-    notes = tmp_path / "notes.txt"
-    notes.write_text("mine")
-    assert "will not overwrite" in refused("profile", "emoji-flux", "-o", notes)
-    assert notes.read_text() == "mine"
-    assert "it is a policy, not a profile" in refused("profile", "emoji-flux", "-o", policy_file)
-    assert "it is a folder" in refused("profile", "emoji-flux", "-o", tmp_path)
-    assert "there is no folder" in refused("profile", "emoji-flux", "-o", tmp_path / "a" / "b")

@@ -1,6 +1,7 @@
-"""The command line: a list of commands, one file each. Knows no algorithm.
+"""The command line: one module per command, named as the command.
 
-Importing it loads neither torch nor diffusers; a command imports what it needs when it runs.
+Importing it loads neither torch nor diffusers; a command imports what it needs when it runs. A new
+command is a module with a function of its own name and ``EXAMPLES``, and a line in ``_COMMANDS``.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ import typer
 
 import ertacache
 from ertacache.cli import (
-    benching,
-    calibrating,
-    generating,
-    inspecting,
-    measuring,
-    profiling,
-    reporting,
-    solving,
+    bench,
+    calibrate,
+    demo,
+    generate,
+    inspect,
+    merge,
+    metrics,
+    profile,
+    report,
+    solve,
 )
-from ertacache.cli.demo import demo
 from ertacache.cli.group import OneLineGroup
+from ertacache.cli.options import expand_bundles
 
 __all__ = ["app", "main"]
 
@@ -35,26 +38,26 @@ app = typer.Typer(
 )
 
 _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
-    "demo": (demo, ()),
-    "profile": (profiling.profile, profiling.PROFILE_EXAMPLES),
-    "merge": (profiling.merge, profiling.MERGE_EXAMPLES),
-    "solve": (solving.solve, solving.EXAMPLES),
-    "calibrate": (calibrating.calibrate, calibrating.EXAMPLES),
-    "generate": (generating.generate, generating.EXAMPLES),
-    "inspect": (inspecting.inspect, inspecting.EXAMPLES),
-    "bench": (benching.bench, benching.EXAMPLES),
-    "report": (reporting.report, reporting.EXAMPLES),
-    "metrics": (measuring.metrics, measuring.EXAMPLES),
+    "demo": (demo.demo, demo.EXAMPLES),
+    "profile": (profile.profile, profile.EXAMPLES),
+    "merge": (merge.merge, merge.EXAMPLES),
+    "solve": (solve.solve, solve.EXAMPLES),
+    "calibrate": (calibrate.calibrate, calibrate.EXAMPLES),
+    "generate": (generate.generate, generate.EXAMPLES),
+    "inspect": (inspect.inspect, inspect.EXAMPLES),
+    "bench": (bench.bench, bench.EXAMPLES),
+    "report": (report.report, report.EXAMPLES),
+    "metrics": (metrics.metrics, metrics.EXAMPLES),
 }
 
 
-def _epilog(examples: Sequence[str]) -> str | None:
+def _epilog(examples: Sequence[str]) -> str:
     # \b keeps the lines of a paragraph as they are.
-    return "\n".join(["\b\nExamples:", *(f"  {line}" for line in examples)]) if examples else None
+    return "\n".join(["\b\nExamples:", *(f"  {line}" for line in examples)])
 
 
 for _name, (_function, _examples) in _COMMANDS.items():
-    app.command(_name, epilog=_epilog(_examples))(_function)
+    app.command(_name, epilog=_epilog(_examples))(expand_bundles(_function))
 
 
 def _print_version(wanted: bool) -> None:
@@ -74,7 +77,7 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """Profile a diffusers pipeline once, then pick any speed-up; the picture stays."""
+    """Profile a diffusers pipeline once, then choose any speed-up, with near-identical output."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The command line as ``python -m ertacache.cli``. Knows only where it begins."""
+"""The command line as ``python -m ertacache.cli``."""
 
 from ertacache.cli import main
 

@@ -1,7 +1,6 @@
-"""What the commands print: facts, tables, the strip of a schedule, progress bars.
+"""What the commands print: lines, facts, tables, step masks, progress bars.
 
 Results go to standard output, progress to standard error; colour only on a terminal that wants it.
-Knows no file and runs no model.
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
     from rich.text import Text
 
-    from ertacache.formats.policy import ValidationRow
-
-__all__ = ["Stages", "decibels", "say", "say_fact", "say_table", "say_validation", "strip"]
+__all__ = ["Stages", "decibels", "draw_mask", "print_fact", "print_line", "print_table"]
 
 COMPUTED, REUSED = "█", "·"
 PLAIN_COMPUTED, PLAIN_REUSED = "#", "."  # where the output has no such characters
@@ -45,49 +42,38 @@ def _console(*, stderr: bool = False) -> Console:
     return console
 
 
-def say(*parts: str | Text) -> None:
+def print_line(*parts: str | Text) -> None:
     """Print one line, however long."""
     _console().print(*parts, soft_wrap=True)
 
 
-def say_fact(name: str, value: object) -> None:
-    """Print a name and a value; what was read from a file cannot reach the terminal's controls."""
+def print_fact(name: str, value: object) -> None:
+    """Print a name and a value, without control characters that a file may hold."""
     from rich.text import Text
 
     shown = value if isinstance(value, Text) else Text(one_line(value))
-    say(Text(f"{name:<13}", style="bold"), shown)
+    print_line(Text(f"{name:<13}", style="bold"), shown)
 
 
-def say_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-    """Print a table; the first column is of words, the others of numbers."""
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
+    """Print a table; the first column holds words, the others numbers."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    say("")
-    say(Text(title, style="bold"))
+    print_line("")
+    print_line(Text(title, style="bold"))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     for place, column in enumerate(columns):
         table.add_column(column, justify="left" if place == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     _console().print(table)
-    say("")
-
-
-def say_validation(rows: Sequence[ValidationRow]) -> None:
-    """Print what was measured on held-out prompts."""
-    cells = [
-        [one_line(r.method), str(r.computed_steps), f"{r.speedup:.2f}x", decibels(r.psnr)]
-        for r in rows
-    ]
-    count = rows[0].prompts
-    title = f"Measured on {count} held-out prompt{'' if count == 1 else 's'}, to the full run"
-    say_table(title, ["", "computed steps", "speed-up", "PSNR"], cells)
+    print_line("")
 
 
 def decibels(value: float) -> str:
-    """A PSNR in words.
+    """A PSNR as it is printed.
 
     Example:
         >>> decibels(44.79), decibels(float("inf"))
@@ -96,11 +82,11 @@ def decibels(value: float) -> str:
     return "identical" if math.isinf(value) else f"{value:.1f} dB"
 
 
-def strip(compute_steps: Iterable[int], num_steps: int) -> Text:
-    """A schedule with one character per step.
+def draw_mask(compute_steps: Iterable[int], num_steps: int) -> Text:
+    """A step mask with one character per step.
 
     Example:
-        >>> str(strip([0, 2], 4)) in ("█·█·", "#.#.")
+        >>> str(draw_mask([0, 2], 4)) in ("█·█·", "#.#.")
         True
     """
     from rich.text import Text
@@ -125,7 +111,7 @@ def _marks() -> tuple[str, str]:
 
 
 class Stages:
-    """Progress bars, one per stage of a command; silent when nobody is watching."""
+    """Progress bars, one per stage of a command; shown on a terminal only."""
 
     def __init__(self) -> None:
         """Prepare the bars; they appear with the first stage."""
@@ -169,18 +155,18 @@ class Stages:
         self._bars.stop()
 
     def __call__(self, name: str) -> Callable[[int, int], None]:
-        """Begin a stage; returns what is told of the work done and the work in all."""
+        """Begin a stage; returns its progress callback, which takes the work done and the total."""
         self._finish()
         task = self._bars.add_task(name, total=None)
         self._task = task
 
-        def tell(done: int, total: int) -> None:
+        def update(done: int, total: int) -> None:
             self._bars.update(task, completed=done, total=total)
 
-        return tell
+        return update
 
     def _finish(self) -> None:
-        """Let a stage of unknown length be seen as done."""
+        """Show a stage of unknown length as done."""
         if self._task is None:
             return
         task = self._bars.tasks[self._task]

@@ -1,6 +1,6 @@
-"""``ertacache demo``: calibrate the bundled image model, then generate with and without.
+"""``ertacache demo``: calibrate the bundled image model, then generate with and without a policy.
 
-A door only: profiling, solving, refitting and measuring are done elsewhere.
+Only the command: profiling, solving, refitting and measuring are done by ``calibration``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ertacache.cli.console import Stages, decibels, say, say_table
-from ertacache.cli.options import CallOptions
+from ertacache.cli.console import Stages, decibels, print_line, print_table
+from ertacache.cli.options import CallOptions, Steps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from ertacache.calibration.validation import Way
     from ertacache.formats.policy import Policy
 
-__all__ = ["demo"]
+__all__ = ["EXAMPLES", "demo"]
 
+EXAMPLES = ("ertacache demo --output my-demo",)
 MODEL = "emoji-flux"
 SPEEDUPS = (2.0, 3.0)
 SHOWN = 8
@@ -33,56 +34,58 @@ def demo(
     ),
     prompts: Annotated[int, typer.Option(min=2, max=64, help="Calibration prompts.")] = 16,
     heldout: Annotated[int, typer.Option(min=1, max=128, help="Held-out prompts.")] = 16,
+    steps: Steps = None,
 ) -> None:
-    """Calibrate the bundled model and generate held-out prompts with and without, at 2x and 3x.
-
-    Example: ertacache demo --output my-demo
-    """
+    """Calibrate the bundled model, then compare 2x and 3x with the full run on held-out prompts."""
     from ertacache.cli.loading import open_model
 
-    say(f"Calibrating {MODEL} on {prompts} prompts, then generating {heldout} held-out ones.")
+    print_line(
+        f"Calibrating {MODEL} on {prompts} prompts, then generating {heldout} held-out ones."
+    )
     output.mkdir(parents=True, exist_ok=True)
-    pipe, call = open_model(MODEL, CallOptions(), dtype="float32", device="cpu")
+    pipe, arguments = open_model(MODEL, CallOptions(steps=steps, device="cpu"))
     with Stages() as stage:
-        policies = _calibrate(pipe, prompts, call, stage)
-        ways, pictures = _measure(pipe, policies, heldout, call, stage)
+        policies = _calibrate(pipe, prompts, arguments, stage)
+        variants, images = _measure(pipe, policies, heldout, arguments, stage)
     for name, policy in policies.items():
         policy.save(output / f"{MODEL}-{name.split()[-1]}.safetensors")
-    _say_results(ways, pictures)
+    _print_results(variants, images)
     path = output / "comparison.png"
-    _draw(ways, pictures, path)
-    say(f"The picture: {path}")
-    say(f"The policies: {output}/{MODEL}-2x.safetensors and -3x.safetensors")
+    _draw(variants, images, path)
+    print_line(f"The images: {path}")
+    print_line(f"The policies: {output}/{MODEL}-2x.safetensors and -3x.safetensors")
 
 
-def _calibrate(pipe: Any, count: int, call: dict[str, Any], stage: Stages) -> dict[str, Policy]:
+def _calibrate(
+    pipe: Any, count: int, arguments: dict[str, Any], stage: Stages
+) -> dict[str, Policy]:
     from ertacache.calibration import profile, solve
     from ertacache.calibration.refining import REFINE_PROMPTS, collect_reference, refine
     from ertacache.models import load_prompts
 
     kept: list[Any] = []
-    known = profile(
+    profiled = profile(
         pipe,
         load_prompts(MODEL, "calibration")[:count],
         batch_size=8,
         progress=stage("profile"),
         observe=lambda runs, run: kept.append((runs, run)),
-        **call,
+        **arguments,
     )
-    runs = known.prompts[:REFINE_PROMPTS]
-    reference = collect_reference(pipe, runs, kept, batch_size=8, call=call)
+    runs = profiled.prompts[:REFINE_PROMPTS]
+    reference = collect_reference(pipe, runs, kept, batch_size=8, call=arguments)
     policies = {}
     for speedup in SPEEDUPS:
         progress = stage(f"solve {speedup:g}x")
-        solved = solve(known, speedup=speedup)
+        solved = solve(profiled, speedup=speedup)
         policies[f"ertacache {speedup:g}x"] = refine(
-            pipe, solved, known, reference=reference, call=call, progress=progress
+            pipe, solved, profiled, reference=reference, call=arguments, progress=progress
         )
     return policies
 
 
 def _measure(
-    pipe: Any, policies: dict[str, Policy], count: int, call: dict[str, Any], stage: Stages
+    pipe: Any, policies: dict[str, Policy], count: int, arguments: dict[str, Any], stage: Stages
 ) -> tuple[list[Way], list[Tensor]]:
     import torch
 
@@ -91,42 +94,44 @@ def _measure(
     from ertacache.calibration.validation import measure, ways_of
     from ertacache.models import load_prompts
 
-    ways = ways_of(policies)
-    pictures: list[list[Tensor]] = [[] for _ in ways]
+    variants = ways_of(policies)
+    images: list[list[Tensor]] = [[] for _ in variants]
     measure(
         pipe,
-        ways,
+        variants,
         number_runs(load_prompts(MODEL, "heldout")[:count], HELDOUT_SEED),
         batch_size=4,
         progress=stage("generate"),
-        call=call,
-        observe=lambda way, _, result: pictures[ways.index(way)].append(result),
+        call=arguments,
+        observe=lambda variant, _, result: images[variants.index(variant)].append(result),
     )
-    return ways, [torch.cat(batches) for batches in pictures]
+    return variants, [torch.cat(batches) for batches in images]
 
 
-def _say_results(ways: list[Way], pictures: list[Tensor]) -> None:
+def _print_results(variants: list[Way], images: list[Tensor]) -> None:
     from ertacache.metrics import ssim
 
-    full, rows = median(ways[0].seconds), []
-    for way, shown in zip(ways, pictures, strict=True):
-        seconds = median(way.seconds)
-        row = [way.name, str(way.computed_steps), f"{seconds:.2f}", f"{full / seconds:.2f}x"]
-        quality = ssim(shown, pictures[0]).mean().item()
-        close = [decibels(sum(way.decibels) / len(way.decibels)), f"{quality:.4f}"]
-        rows.append([*row, *(close if way is not ways[0] else ["", ""])])
-    title = f"{len(pictures[0])} held-out prompts, against the full run"
+    full, rows = median(variants[0].seconds), []
+    for variant, shown in zip(variants, images, strict=True):
+        seconds = median(variant.seconds)
+        row = [variant.name, str(variant.computed_steps), f"{seconds:.2f}"]
+        row.append(f"{full / seconds:.2f}x")
+        quality = ssim(shown, images[0]).mean().item()
+        close = [decibels(sum(variant.decibels) / len(variant.decibels)), f"{quality:.4f}"]
+        rows.append([*row, *(close if variant is not variants[0] else ["", ""])])
+    title = f"{len(images[0])} held-out prompts, against the full run"
     columns = ["", "computed steps", "seconds a batch", "speed-up", "PSNR", "SSIM"]
-    say_table(title, columns, rows)
+    print_table(title, columns, rows)
 
 
-def _draw(ways: list[Way], pictures: list[Tensor], path: Path) -> None:
+def _draw(variants: list[Way], images: list[Tensor], path: Path) -> None:
     from ertacache.pictures import difference, grid
 
-    truth = pictures[0][:SHOWN]
-    rows = [(f"full run, {ways[0].computed_steps} steps", truth)]
-    for way, shown in zip(ways, pictures, strict=True):
-        if way.name.startswith("ertacache"):
-            rows.append((f"{way.name}, {way.computed_steps} steps computed", shown[:SHOWN]))
-            rows.append(("difference, 8 times", difference(shown[:SHOWN], truth)))
+    reference = images[0][:SHOWN]
+    rows = [(f"full run, {variants[0].computed_steps} steps", reference)]
+    for variant, shown in zip(variants, images, strict=True):
+        if variant.name.startswith("ertacache"):
+            label = f"{variant.name}, {variant.computed_steps} steps computed"
+            rows.append((label, shown[:SHOWN]))
+            rows.append(("difference, 8 times", difference(shown[:SHOWN], reference)))
     grid(rows, scale=2).save(path)

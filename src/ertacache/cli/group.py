@@ -1,7 +1,6 @@
-"""How the command line ends: one readable line and an exit code, never a traceback for bad input.
+"""How a command ends: one readable line and an exit code, never a traceback for bad input.
 
-2 is bad input, 130 an interrupt; what a command means by another code is its own affair. Knows no
-command.
+Exit code 2 means bad input, 130 an interrupt; a command may define others.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _COMMAND = "ertacache.command"
 
 
 class Interrupted(KeyboardInterrupt):
-    """An interrupt of a command that can say what is left of its work."""
+    """An interrupt of a command that reports what is left of its work."""
 
 
 def one_line(message: object) -> str:
@@ -41,13 +40,13 @@ def one_line(message: object) -> str:
 
 
 def command_line(context: typer.Context) -> str:
-    """The command line as it was given, to be written down."""
+    """The command line as it was given."""
     command = str(context.meta.get(_COMMAND, "ertacache"))
     return command.encode("utf-8", "replace").decode()
 
 
 class OneLineGroup(TyperGroup):
-    """The commands, with every expected failure told on one line of standard error."""
+    """The commands, with every expected failure reported on one line of standard error."""
 
     def main(
         self,
@@ -72,34 +71,34 @@ class OneLineGroup(TyperGroup):
         except typer.TyperException as error:
             context = getattr(error, "ctx", None)
             where = "ertacache" if context is None else context.command_path
-            _tell(f"error: {error.format_message()} ('{where} --help' tells more)")
+            _report(f"error: {error.format_message()} (see '{where} --help')")
             code = BAD_INPUT
         except typer.Abort:
             code = INTERRUPTED
         except OSError as error:  # the output itself cannot be written
-            _tell(f"error: {_reason(error)}")
+            _report(f"error: {_reason(error)}")
             code = BAD_INPUT
         if standalone_mode:
             sys.exit(code if isinstance(code, int) else 0)
         return code
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep the command line for those who write it down."""
+        """Keep the command line for the provenance of files."""
         ctx.meta[_COMMAND] = shlex.join(["ertacache", *args])
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command and tell what went wrong."""
+        """Run the command and report what went wrong."""
         with _readable_warnings():
             try:
                 return super().invoke(ctx)
             except KeyboardInterrupt as error:
-                _tell(f"interrupted{f': {error}' if str(error) else ''}")
+                _report(f"interrupted{f': {error}' if str(error) else ''}")
                 raise typer.Exit(INTERRUPTED) from error
             except BrokenPipeError:
                 raise
             except (ValueError, OSError) as error:
-                _tell(f"error: {_reason(error)}")
+                _report(f"error: {_reason(error)}")
                 raise typer.Exit(BAD_INPUT) from error
 
 
@@ -109,7 +108,7 @@ def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _tell(message: str) -> None:
+def _report(message: str) -> None:
     typer.echo(one_line(message), err=True)
 
 
@@ -118,7 +117,7 @@ def _readable_warnings() -> Iterator[None]:
     """Show warnings as a line each, without the place in the source that they come from."""
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        _tell(f"warning: {message}")
+        _report(f"warning: {message}")
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of other libraries, to their users

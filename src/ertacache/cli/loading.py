@@ -1,16 +1,15 @@
-"""What a command needs before it can begin: the pipeline, its arguments, prompts, a place to write.
+"""What a command loads before it begins: the pipeline, its arguments, prompts, policies, profiles.
 
-Everything that can be wrong about them is said here, before any work is done. Knows no method.
+Whatever is wrong with them is reported here as a ``ValueError``, before any work is done.
 """
 
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ertacache.cli.console import Stages
 from ertacache.cli.options import CallOptions
@@ -21,17 +20,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_continued",
-    "check_output",
     "choose_prompts",
     "load_any",
     "open_model",
     "read_prompts",
-    "running",
+    "readable_failures",
 ]
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The prompts of a text file, one per line; empty lines do not count."""
+    """The prompts of a text file, one per line; empty lines are skipped."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as cause:
@@ -57,64 +55,47 @@ def choose_prompts(model: str, path: Path | None, *, limit: int | None = None) -
     return prompts[:limit]
 
 
-def check_output(path: Path, kind: type[Policy] | type[Profile]) -> None:
-    """Raise unless a file of this kind can be written here without the loss of another file."""
-    from ertacache.formats.checks import FormatError
-
-    if path.is_dir():
-        raise ValueError(f"cannot write {str(path)!r}: it is a folder")
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise ValueError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
-    if not os.access(folder, os.W_OK):
-        raise ValueError(f"cannot write {str(path)!r}: the folder cannot be written to")
-    if path.exists():
-        try:
-            kind.load(path)
-        except FormatError as cause:
-            raise ValueError(
-                f"will not overwrite {str(path)!r}, which is not a whole {kind.__name__.lower()}; "
-                f"give another file to write ({cause})"
-            ) from cause
-
-
 def load_any(path: Path) -> Policy | Profile:
     """The policy or profile of a file, whichever it is."""
-    from ertacache.formats.policy import Policy, PolicyError
+    from ertacache.formats.policy import Policy
     from ertacache.formats.profile import Profile
 
+    return Profile.load(path) if _read_kind(path) == "profile" else Policy.load(path)
+
+
+def _read_kind(path: Path) -> Literal["policy", "profile"]:
+    """Which of the two a file is; one that cannot be read counts as a policy."""
+    from ertacache.formats.policy import Policy, PolicyError
+
     try:
-        return Policy.load(path)
+        Policy.load(path)
     except PolicyError as error:
-        if "it is a profile" not in str(error):
-            raise
-    return Profile.load(path)
+        return "profile" if "it is a profile" in str(error) else "policy"
+    return "policy"
 
 
-def check_continued(path: Path | None, pipe: Any, call: dict[str, Any]) -> None:
-    """Raise if there is a profile at ``path`` that another pipeline or another call has made."""
+def check_continued(path: Path | None, pipe: Any, arguments: dict[str, Any]) -> None:
+    """Raise if ``path`` is a profile of another pipeline or of another call."""
     if path is None or not path.exists():
         return
     from ertacache.calibration import profiling
     from ertacache.formats.profile import Profile, ProfileError
 
     try:
-        profiling.check_continued(Profile.load(path), pipe, call)
+        profiling.check_continued(Profile.load(path), pipe, arguments)
     except ProfileError as cause:
-        raise ValueError(f"cannot go on with the profile {str(path)!r}: {cause}") from cause
+        raise ValueError(f"cannot continue the profile {str(path)!r}: {cause}") from cause
 
 
-def open_model(
-    model: str, options: CallOptions, *, dtype: str, device: str | None
-) -> tuple[Any, dict[str, Any]]:
+def open_model(model: str, options: CallOptions) -> tuple[Any, dict[str, Any]]:
     """A pipeline, and the arguments of its call."""
     given = options.given()
-    pipe = _load_model(model, dtype=dtype, device=device)
+    pipe = _load_model(model, dtype=options.dtype, device=options.device)
     return pipe, _call_arguments(pipe, model, given)
 
 
 def _load_model(model: str, *, dtype: str, device: str | None) -> Any:
-    """Load a pipeline and put it where it runs; whatever fails is one ``ValueError``."""
+    """Load a pipeline and move it to its device; any failure is a ``ValueError``."""
     from ertacache.models.zoo import UnknownModelError, load_pipeline
 
     _silence_libraries()
@@ -136,7 +117,7 @@ def _load_model(model: str, *, dtype: str, device: str | None) -> Any:
 
 
 def _silence_libraries() -> None:
-    """Keep the bars and remarks of other libraries out of the output."""
+    """Keep progress bars and log messages of other libraries out of the output."""
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
 
@@ -147,23 +128,23 @@ def _silence_libraries() -> None:
 
 
 def _call_arguments(pipe: Any, model: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of the pipeline's call: the bundled model's own, then what was given."""
+    """The arguments of the pipeline's call: those of the bundled model, then what was given."""
     from ertacache.models.zoo import MODELS
 
-    own = MODELS[model].call_arguments if model in MODELS else {}
-    call = own | given
+    defaults = MODELS[model].call_arguments if model in MODELS else {}
+    arguments = defaults | given
     parameters = inspect.signature(pipe.__call__).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return call
-    for name in call:
+        return arguments
+    for name in arguments:
         if name not in parameters:
             raise ValueError(f"{type(pipe).__name__} takes no argument {name!r}")
-    return call
+    return arguments
 
 
 @contextmanager
-def running(options: CallOptions) -> Iterator[None]:
-    """Tell bad values of ``--arg`` and a lack of memory from errors that deserve a traceback."""
+def readable_failures(options: CallOptions) -> Iterator[None]:
+    """Report bad values of ``--arg`` and a lack of memory as bad input, not with a traceback."""
     try:
         yield
     except (TypeError, RuntimeError) as cause:

@@ -1,41 +1,31 @@
-"""The options that several commands share, and the values they stand for.
+"""The options that several commands share.
 
-Knows no pipeline and no profile: an option is a name, a type and a sentence.
+A bundle is a frozen dataclass whose fields are options. A command takes a bundle as one parameter;
+``expand_bundles`` gives the command line the options in it. No pipeline and no file is opened here.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 __all__ = [
-    "AdjustTimesteps",
-    "Arguments",
     "BatchSize",
     "CallOptions",
-    "ComputeSteps",
-    "Device",
-    "Dtype",
-    "Frames",
-    "Guidance",
-    "Height",
-    "Limit",
-    "MaxError",
-    "Method",
-    "MinPsnr",
     "Model",
+    "PolicyOutput",
+    "PromptOptions",
     "PromptsFile",
-    "Rectify",
-    "Reuse",
     "Seed",
-    "Speedup",
     "Steps",
-    "Threshold",
-    "Width",
+    "TargetOptions",
+    "expand_bundles",
     "parse_arguments",
 ]
 
@@ -45,11 +35,11 @@ Model = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="A bundled model, a folder with a pipeline, or a hub id."),
 ]
+PolicyOutput = Annotated[
+    Path, typer.Option("--output", "-o", metavar="FILE", help="The policy to write.")
+]
 PromptsFile = Annotated[
     Path | None, typer.Option("--prompts", metavar="FILE", help="Prompts, one per line.")
-]
-Limit = Annotated[
-    int | None, typer.Option("--limit", min=1, help="Use the first N prompts only.", metavar="N")
 ]
 Seed = Annotated[
     int,
@@ -63,91 +53,11 @@ BatchSize = Annotated[
 Steps = Annotated[
     int | None, typer.Option("--steps", metavar="N", min=1, help="Sampling steps of a full run.")
 ]
-Guidance = Annotated[
-    float | None, typer.Option("--guidance", metavar="NUMBER", help="Guidance scale.")
-]
-Height = Annotated[
-    int | None, typer.Option("--height", metavar="N", min=1, help="Height in pixels.")
-]
-Width = Annotated[int | None, typer.Option("--width", metavar="N", min=1, help="Width in pixels.")]
-Frames = Annotated[
-    int | None, typer.Option("--frames", metavar="N", min=1, help="Frames of a video.")
-]
-Dtype = Annotated[
-    Literal["float32", "bfloat16", "float16"],
-    typer.Option("--dtype", help="Number type of the weights."),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        metavar="NAME",
-        help="Where to run; by default cuda if it is there, otherwise cpu.",
-    ),
-]
-Arguments = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--arg",
-        metavar="NAME=VALUE",
-        help="Any further argument of the pipeline, JSON or text; may be given several times.",
-    ),
-]
-
-Speedup = Annotated[
-    float | None,
-    typer.Option(
-        "--speedup", metavar="NUMBER", help="At least this many times fewer computed steps."
-    ),
-]
-ComputeSteps = Annotated[
-    int | None,
-    typer.Option("--compute-steps", metavar="N", min=1, help="This many computed steps."),
-]
-MaxError = Annotated[
-    float | None,
-    typer.Option(
-        "--max-error",
-        metavar="NUMBER",
-        help="The fewest computed steps that are expected to stay within this.",
-    ),
-]
-MinPsnr = Annotated[
-    float | None,
-    typer.Option(
-        "--min-psnr",
-        metavar="DB",
-        help="The fewest computed steps that come this near to the full run, in dB.",
-    ),
-]
-Method = Annotated[
-    Literal["trajectory", "paper"],
-    typer.Option("--method", help="Trajectory rectification, or the paper's method."),
-]
-Threshold = Annotated[
-    float | None,
-    typer.Option("--threshold", metavar="NUMBER", help="The paper's lambda; --method paper only."),
-]
-Reuse = Annotated[
-    Literal["residual", "velocity"],
-    typer.Option("--reuse", help="What a reused step returns; --method paper only."),
-]
-AdjustTimesteps = Annotated[
-    bool,
-    typer.Option(
-        "--adjust-timesteps/--no-adjust-timesteps",
-        help="Adjust the sigma table; --method paper only.",
-    ),
-]
-Rectify = Annotated[
-    bool,
-    typer.Option("--rectify/--no-rectify", help="Rectify reused outputs; --method paper only."),
-]
 
 
 @dataclass(frozen=True)
 class CallOptions:
-    """What the command line says of the pipeline's call; None leaves it to the pipeline.
+    """How the pipeline is called and loaded; None leaves a value to the pipeline.
 
     Attributes:
         steps: sampling steps.
@@ -155,21 +65,50 @@ class CallOptions:
         height: in pixels.
         width: in pixels.
         frames: of a video.
-        arguments: further arguments, each ``NAME=VALUE``.
+        dtype: number type of the weights.
+        device: where the pipeline runs; None takes cuda if there is one.
+        arguments: further arguments of the call, each ``NAME=VALUE``.
     """
 
-    steps: int | None = None
-    guidance: float | None = None
-    height: int | None = None
-    width: int | None = None
-    frames: int | None = None
-    arguments: tuple[str, ...] = ()
+    steps: Steps = None
+    guidance: Annotated[
+        float | None, typer.Option("--guidance", metavar="NUMBER", help="Guidance scale.")
+    ] = None
+    height: Annotated[
+        int | None, typer.Option("--height", metavar="N", min=1, help="Height in pixels.")
+    ] = None
+    width: Annotated[
+        int | None, typer.Option("--width", metavar="N", min=1, help="Width in pixels.")
+    ] = None
+    frames: Annotated[
+        int | None, typer.Option("--frames", metavar="N", min=1, help="Frames of a video.")
+    ] = None
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"],
+        typer.Option("--dtype", help="Number type of the weights."),
+    ] = "float32"
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            metavar="NAME",
+            help="Where to run; by default cuda if available, otherwise cpu.",
+        ),
+    ] = None
+    arguments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arg",
+            metavar="NAME=VALUE",
+            help="A further argument of the pipeline, JSON or a string; may be repeated.",
+        ),
+    ] = None
 
     def given(self) -> dict[str, Any]:
         """The pipeline's arguments that were given.
 
         Example:
-            >>> CallOptions(steps=8, arguments=("true_cfg_scale=2.5",)).given()
+            >>> CallOptions(steps=8, arguments=["true_cfg_scale=2.5"]).given()
             {'true_cfg_scale': 2.5, 'num_inference_steps': 8}
         """
         named = {
@@ -180,15 +119,123 @@ class CallOptions:
             "num_frames": self.frames,
         }
         chosen = {name: value for name, value in named.items() if value is not None}
-        return parse_arguments(self.arguments) | chosen
+        return parse_arguments(self.arguments or ()) | chosen
 
 
-def parse_arguments(texts: tuple[str, ...]) -> dict[str, Any]:
-    """Take ``NAME=VALUE`` apart; a value that is not JSON is a text.
+@dataclass(frozen=True)
+class PromptOptions:
+    """The calibration prompts and how they are run.
+
+    Attributes:
+        prompts: file with one prompt per line; None takes the prompts of a bundled model.
+        limit: use only so many of them.
+        seed: seed of the first prompt; the others count up.
+        batch_size: prompts per call of the pipeline.
+    """
+
+    prompts: PromptsFile = None
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", min=1, help="Use only the first N prompts.", metavar="N"),
+    ] = None
+    seed: Seed = 0
+    batch_size: BatchSize = 1
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """The target of a policy, exactly one of the first four or ``threshold``, and its method.
+
+    Attributes:
+        speedup: at least this many times fewer computed steps.
+        compute_steps: number of computed steps.
+        max_error: bound of the expected error of the final latent.
+        min_psnr: PSNR to the full run, in dB.
+        method: trajectory rectification, or the paper's method.
+        threshold: the paper's lambda; like the rest for the paper's method only.
+        reuse: what a reused step returns.
+        adjust_timesteps: adjust the sigma schedule.
+        rectify: rectify reused outputs.
+
+    Raises:
+        ValueError: there is not exactly one target, or the method does not support it.
+    """
+
+    speedup: Annotated[
+        float | None,
+        typer.Option(
+            "--speedup", metavar="NUMBER", help="At least this many times fewer computed steps."
+        ),
+    ] = None
+    compute_steps: Annotated[
+        int | None,
+        typer.Option("--compute-steps", metavar="N", min=1, help="This many computed steps."),
+    ] = None
+    max_error: Annotated[
+        float | None,
+        typer.Option(
+            "--max-error",
+            metavar="NUMBER",
+            help="The fewest computed steps whose expected error is within this.",
+        ),
+    ] = None
+    min_psnr: Annotated[
+        float | None,
+        typer.Option(
+            "--min-psnr",
+            metavar="DB",
+            help="The fewest computed steps with this PSNR to the full run, in dB.",
+        ),
+    ] = None
+    method: Annotated[
+        Literal["trajectory", "paper"],
+        typer.Option("--method", help="Trajectory rectification, or the paper's method."),
+    ] = "trajectory"
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            "--threshold", metavar="NUMBER", help="The paper's lambda; --method paper only."
+        ),
+    ] = None
+    reuse: Annotated[
+        Literal["residual", "velocity"],
+        typer.Option("--reuse", help="What a reused step returns; --method paper only."),
+    ] = "residual"
+    adjust_timesteps: Annotated[
+        bool,
+        typer.Option(
+            "--adjust-timesteps/--no-adjust-timesteps",
+            help="Adjust the sigma schedule; --method paper only.",
+        ),
+    ] = True
+    rectify: Annotated[
+        bool,
+        typer.Option("--rectify/--no-rectify", help="Rectify reused outputs; --method paper only."),
+    ] = True
+
+    def __post_init__(self) -> None:
+        """Refuse what no method can do, with the names of the options."""
+        targets = ("speedup", "compute_steps", "max_error", "min_psnr", "threshold")
+        if sum(getattr(self, name) is not None for name in targets) != 1:
+            names = ["--" + name.replace("_", "-") for name in targets]
+            raise ValueError(f"give exactly one of {', '.join(names[:-1])} and {names[-1]}")
+        expected = self.max_error is not None or self.min_psnr is not None
+        if self.method == "paper" and expected:
+            raise ValueError("the paper's method predicts no error: give --speedup or --threshold")
+        if self.method != "paper" and self.threshold is not None:
+            raise ValueError("--threshold needs --method paper; otherwise give --speedup")
+
+    def given(self) -> dict[str, Any]:
+        """The target and the method, as ``calibration`` names them."""
+        return asdict(self)
+
+
+def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
+    """Split each ``NAME=VALUE``; a value that is not JSON is a string.
 
     Example:
-        >>> parse_arguments(("max_sequence_length=16", "negative_prompt=a blurry picture"))
-        {'max_sequence_length': 16, 'negative_prompt': 'a blurry picture'}
+        >>> parse_arguments(["max_sequence_length=16", "negative_prompt=a blurry image"])
+        {'max_sequence_length': 16, 'negative_prompt': 'a blurry image'}
     """
     found: dict[str, Any] = {}
     for text in texts:
@@ -202,3 +249,45 @@ def parse_arguments(texts: tuple[str, ...]) -> dict[str, Any]:
         except ValueError:
             found[name] = value
     return found
+
+
+def expand_bundles(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as the command line sees it: every bundle replaced by the options in it.
+
+    Example:
+        >>> def command(model: Model, call: CallOptions) -> None:
+        ...     print(model, call.steps)
+        >>> expanded = expand_bundles(command)
+        >>> list(inspect.signature(expanded).parameters)[:4]
+        ['model', 'steps', 'guidance', 'height']
+        >>> expanded(model="emoji-flux", **(asdict(CallOptions()) | {"steps": 8}))
+        emoji-flux 8
+    """
+    parameters = inspect.signature(command, eval_str=True).parameters
+    bundles: dict[str, Any] = {
+        name: parameter.annotation
+        for name, parameter in parameters.items()
+        if is_dataclass(parameter.annotation)
+    }
+    options = {name: inspect.signature(bundles[name], eval_str=True) for name in bundles}
+    shown: list[inspect.Parameter] = []
+    for name, parameter in parameters.items():
+        if name in bundles:
+            shown += options[name].parameters.values()
+        else:
+            shown.append(parameter)
+
+    def run(**values: Any) -> None:
+        built = {
+            name: bundle(**{option: values.pop(option) for option in options[name].parameters})
+            for name, bundle in bundles.items()
+        }
+        command(**values, **built)
+
+    # Keyword-only, so that what is required may follow what is not.
+    signature = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in shown]
+    expanded: Any = run
+    expanded.__name__, expanded.__doc__ = command.__name__, command.__doc__
+    expanded.__signature__ = inspect.Signature(signature)
+    expanded.__annotations__ = {each.name: each.annotation for each in shown}
+    return run

@@ -1,6 +1,6 @@
-"""``ertacache metrics``: how far two files or two folders of pictures and videos are apart.
+"""``ertacache metrics``: how far two files or two folders of images and videos are apart.
 
-A door only: the metrics, their weights and the reading of files are elsewhere.
+Only the command: ``ertacache.metrics`` reads the files and computes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import ertacache
-from ertacache.cli.console import Stages, say, say_table
+from ertacache.cli.console import Stages, print_line, print_table
 from ertacache.cli.group import command_line, one_line
+from ertacache.cli.writing import check_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,24 +30,26 @@ __all__ = ["EXAMPLES", "metrics"]
 EXAMPLES = (
     "ertacache metrics fast.png full.png",
     "ertacache metrics fast/ full/ --metric psnr,ssim,lpips-alex,lpips-vgg --json metrics.json",
-    "ertacache metrics fast/ training-pictures/ --metric fid,kid",
+    "ertacache metrics fast/ training-images/ --metric fid,kid",
 )
-PICTURE_METRICS = "psnr,ssim,lpips-alex"
-VIDEO_METRICS = f"{PICTURE_METRICS},flickering,motion"
-SHOWN = 5  # unmatched files that are named
+IMAGE_METRICS = "psnr,ssim,lpips-alex"
+VIDEO_METRICS = f"{IMAGE_METRICS},flickering,motion"
+SHOWN = 5  # skipped files that are named
 
 
 def metrics(
     context: typer.Context,
-    result: Annotated[Path, typer.Argument(metavar="RESULT", help="What is judged.")],
-    reference: Annotated[Path, typer.Argument(metavar="REFERENCE", help="What it should be.")],
+    result: Annotated[Path, typer.Argument(metavar="RESULT", help="What is evaluated.")],
+    reference: Annotated[
+        Path, typer.Argument(metavar="REFERENCE", help="What it is compared with.")
+    ],
     metric: Annotated[
         str | None,
         typer.Option(
             "--metric",
             metavar="NAME,NAME,...",
             help=f"Of psnr, ssim, lpips-alex, lpips-vgg, clip, flickering, motion, fid, kid. "
-            f"Without it {PICTURE_METRICS}, and flickering,motion for videos.",
+            f"Without it {IMAGE_METRICS}, and flickering,motion for videos.",
         ),
     ] = None,
     clip: Annotated[
@@ -62,7 +65,7 @@ def metrics(
 ) -> None:
     """Compare two files, or two folders file by file.
 
-    Files of folders are matched by name. A metric without its weights is told as not available.
+    Files of folders are matched by name. A metric without its weights is reported as not available.
     fid and kid compare the folders as sets, whatever the names.
     """
     from ertacache.metrics.clip import DEFAULT_CLIP
@@ -80,15 +83,15 @@ def metrics(
     scores: dict[str, Score] = {}
     with Stages() as stage:
         stage("load")
-        judged = [name for name in names if name not in SET_METRICS]
-        comparison = Comparison(judged, clip=clip or DEFAULT_CLIP)
-        if judged:
-            _judge(comparison, pairing.pairs, stage)
+        paired = [name for name in names if name not in SET_METRICS]
+        comparison = Comparison(paired, clip=clip or DEFAULT_CLIP)
+        if paired:
+            _compare_pairs(comparison, pairing.pairs, stage)
             scores |= {score.metric: score for score in comparison.scores()}
         if sets:
-            scores |= _judge_sets(sets, result, reference, stage)
+            scores |= _compare_sets(sets, result, reference, stage)
     ordered = [scores[name] for name in names]
-    _say(ordered, pairing)
+    _print_scores(ordered, pairing)
     if output is not None:
         record = {"version": ertacache.__version__, "command": command_line(context)}
         _write(output, record, ordered, pairing=pairing, values=comparison.values)
@@ -99,8 +102,7 @@ def _check_json(path: Path | None) -> None:
         return
     if path.suffix.lower() != ".json" or path.is_dir():
         raise ValueError(f"--json takes the name of a .json file, not {str(path)!r}")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
+    check_folder(path)
 
 
 def _check_folders(*paths: Path) -> None:
@@ -108,32 +110,32 @@ def _check_folders(*paths: Path) -> None:
 
     for path in paths:
         if not path.is_dir():
-            raise ValueError(f"fid and kid compare two folders, and {str(path)!r} is none")
+            raise ValueError(f"fid and kid compare two folders, and {str(path)!r} is not one")
         if not media_files(path):
-            raise ValueError(f"{str(path)!r} has no picture or video")
+            raise ValueError(f"{str(path)!r} contains no image or video")
 
 
 def _default_metrics(pairing: Pairing) -> str:
     from ertacache.metrics.files import is_video
 
     videos = any(is_video(pair.result) for pair in pairing.pairs)
-    return VIDEO_METRICS if videos else PICTURE_METRICS
+    return VIDEO_METRICS if videos else IMAGE_METRICS
 
 
-def _judge(comparison: Comparison, pairs: Sequence[FilePair], stage: Stages) -> None:
+def _compare_pairs(comparison: Comparison, pairs: Sequence[FilePair], stage: Stages) -> None:
     from ertacache.metrics.files import read_media
 
-    tell = stage("compare")
+    progress = stage("compare")
     for done, pair in enumerate(pairs):
         a, b = read_media(pair.result), read_media(pair.reference)
         try:
             comparison.add(a, b)
         except ValueError as error:
             raise ValueError(f"{pair.name}: {error}") from error
-        tell(done + 1, len(pairs))
+        progress(done + 1, len(pairs))
 
 
-def _judge_sets(
+def _compare_sets(
     names: Sequence[str], result: Path, reference: Path, stage: Stages
 ) -> dict[str, Score]:
     from ertacache.metrics.comparison import compare_sets
@@ -141,23 +143,23 @@ def _judge_sets(
 
     def read(folder: Path) -> Iterator[Tensor]:
         files = media_files(folder)
-        tell = stage(one_line(folder.name)[:10])
+        progress = stage(one_line(folder.name)[:10])
         for done, path in enumerate(files.values()):
             yield read_media(path)
-            tell(done + 1, len(files))
+            progress(done + 1, len(files))
 
     scores = compare_sets(names, read(result), read(reference))
     return {score.metric: score for score in scores}
 
 
-def _say(scores: Sequence[Score], pairing: Pairing) -> None:
+def _print_scores(scores: Sequence[Score], pairing: Pairing) -> None:
     columns = ["", "mean", "95 %", "count", "better"]
-    say_table("Against the reference", columns, [_row(score) for score in scores])
+    print_table("Against the reference", columns, [_row(score) for score in scores])
     for score in scores:
         for note in _notes(score):
-            say(note)
+            print_line(note)
     if pairing.unmatched:
-        say(_unmatched(pairing))
+        print_line(_unmatched(pairing))
 
 
 def _row(score: Score) -> list[str]:
@@ -175,7 +177,7 @@ def _row(score: Score) -> list[str]:
 
 
 def _notes(score: Score) -> Iterator[str]:
-    """What a reader of the row must know besides."""
+    """What the row itself does not show."""
     from ertacache.metrics.inception import FEATURES
 
     if score.reason is not None:
@@ -183,15 +185,15 @@ def _notes(score: Score) -> Iterator[str]:
     if score.identical:
         yield f"{score.identical} of {score.count} are identical and count for 100 dB"
     if score.metric == "fid" and 0 < score.count < FEATURES:
-        yield f"fid of so few pictures (under {FEATURES}) compares only with sets of the same size"
+        yield f"fid of so few images (under {FEATURES}) compares only with sets of the same size"
 
 
 def _unmatched(pairing: Pairing) -> str:
-    """Name the files that were left out, on one line."""
+    """Name the skipped files, on one line."""
     paths = pairing.unmatched
     names = ", ".join(one_line(path) for path in paths[:SHOWN])
     more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
-    return f"left out, being only on one side: {names}{more}"
+    return f"skipped (no counterpart in the other folder): {names}{more}"
 
 
 def _write(

@@ -1,6 +1,6 @@
 """``ertacache inspect``: what is in a policy or a profile.
 
-Prints what the files hold and what the solver says of it; loads no model.
+Prints what the file holds and what the solver predicts from it. Loads no model.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ertacache.cli.console import say, say_fact, say_table, say_validation, strip
+from ertacache.cli.console import draw_mask, print_fact, print_line, print_table
 from ertacache.cli.loading import load_any
-from ertacache.cli.solving import say_policy
+from ertacache.cli.policies import print_policy, print_validation
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -36,11 +36,11 @@ HASH_DIGITS = 12
 def inspect(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A policy or a profile.")],
     coefficients: Annotated[
-        bool, typer.Option("--coefficients", help="Print what every step does, too.")
+        bool, typer.Option("--coefficients", help="Also print the coefficients of every step.")
     ] = False,
     frontier: Annotated[
         bool,
-        typer.Option("--frontier", help="Solve for every number of computed steps, too."),
+        typer.Option("--frontier", help="Also solve for every number of computed steps."),
     ] = False,
 ) -> None:
     """Show what is in a policy or a profile."""
@@ -49,60 +49,60 @@ def inspect(
     found = load_any(file)
     profile = found.profile if isinstance(found, Policy) else found
     if frontier and profile is None:
-        raise ValueError(f"{str(file)!r} has no profile in it, and so no frontier")
+        raise ValueError(f"{str(file)!r} has no profile in it, which the frontier needs")
     if coefficients and not isinstance(found, Policy):
         raise ValueError(f"{str(file)!r} is a profile; only a policy has coefficients")
     if isinstance(found, Policy):
-        _say_policy_file(file, found)
+        _print_policy_file(file, found)
         if coefficients:
-            _say_plan(found.plan)
+            _print_plan(found.plan)
     else:
-        say_fact("profile", file)
-        _say_profile(found)
-    _say_fingerprint(found.fingerprint)
+        print_fact("profile", file)
+        _print_profile(found)
+    _print_fingerprint(found.fingerprint)
     if frontier and profile is not None:
-        _say_frontier(profile)
+        _print_frontier(profile)
 
 
-def _say_policy_file(path: Path, policy: Policy) -> None:
-    say_fact("policy", path)
-    say_policy(policy)
+def _print_policy_file(path: Path, policy: Policy) -> None:
+    print_fact("policy", path)
+    print_policy(policy)
     if policy.profile is not None:
-        say_fact("profile", f"embedded, {policy.profile.num_prompts} prompts")
+        print_fact("profile", f"embedded, {policy.profile.num_prompts} prompts")
     for name, value in policy.provenance.items():
-        say_fact(name, value)
+        print_fact(name, value)
     if policy.validation:
-        say_validation(policy.validation)
+        print_validation(policy.validation)
     else:
-        say_fact("validation", "none: not measured on held-out prompts")
+        print_fact("validation", "none: not measured on held-out prompts")
 
 
-def _say_profile(profile: Profile) -> None:
-    say_fact("steps", profile.num_steps)
-    say_fact("prompts", profile.num_prompts)
+def _print_profile(profile: Profile) -> None:
+    print_fact("steps", profile.num_steps)
+    print_fact("prompts", profile.num_prompts)
     seeds = [run.seed for run in profile.prompts]
-    say_fact("seeds", f"{min(seeds)} to {max(seeds)}")
+    print_fact("seeds", f"{min(seeds)} to {max(seeds)}")
     for run in profile.prompts[:3]:
-        say_fact("", f"{run.prompt} (seed {run.seed})")
+        print_fact("", f"{run.prompt} (seed {run.seed})")
     if profile.num_prompts > 3:
-        say_fact("", f"and {profile.num_prompts - 3} more")
+        print_fact("", f"and {profile.num_prompts - 3} more")
     for name, value in profile.provenance.items():
-        say_fact(name, value)
+        print_fact(name, value)
 
 
-def _say_fingerprint(run: Fingerprint) -> None:
+def _print_fingerprint(run: Fingerprint) -> None:
     config = ", ".join(f"{key}={value}" for key, value in run.scheduler_config.items())
-    say_fact("pipeline", run.pipeline)
-    say_fact("network", f"{run.denoiser} ({run.denoiser_hash[:HASH_DIGITS]}), {run.dtype}")
-    say_fact("scheduler", run.scheduler)
-    say_fact("", config or "default configuration")
-    say_fact("sigmas", f"{run.num_steps + 1} ({run.sigmas_hash[:HASH_DIGITS]})")
-    say_fact("guidance", "none" if run.guidance is None else f"{run.guidance:g}")
-    say_fact("latent", " x ".join(map(str, run.latent_shape)) or "a scalar")
-    say_fact("versions", ", ".join(f"{name} {text}" for name, text in run.versions.items()))
+    print_fact("pipeline", run.pipeline)
+    print_fact("network", f"{run.denoiser} ({run.denoiser_hash[:HASH_DIGITS]}), {run.dtype}")
+    print_fact("scheduler", run.scheduler)
+    print_fact("", config or "default configuration")
+    print_fact("sigmas", f"{run.num_steps + 1} ({run.sigmas_hash[:HASH_DIGITS]})")
+    print_fact("guidance", "none" if run.guidance is None else f"{run.guidance:g}")
+    print_fact("latent", " x ".join(map(str, run.latent_shape)) or "a scalar")
+    print_fact("versions", ", ".join(f"{name} {text}" for name, text in run.versions.items()))
 
 
-def _say_plan(plan: TrajectoryPlan | PaperPlan) -> None:
+def _print_plan(plan: TrajectoryPlan | PaperPlan) -> None:
     from ertacache.core.plan import TrajectoryPlan
 
     computed = set(plan.compute_steps)
@@ -117,7 +117,7 @@ def _say_plan(plan: TrajectoryPlan | PaperPlan) -> None:
         columns, numbers = _paper_columns(plan)
         title = f"{plan.reuse} reuse; gain and bias are means"
     rows = [[step, *(f"{n:.6f}" for n in row)] for step, row in zip(steps, numbers, strict=True)]
-    say_table(title, columns, rows)
+    print_table(title, columns, rows)
 
 
 def _paper_columns(plan: PaperPlan) -> tuple[list[str], list[list[float]]]:
@@ -132,7 +132,7 @@ def _row_means(values: Tensor) -> Tensor:
     return values.reshape(len(values), -1).mean(1)
 
 
-def _say_frontier(profile: Profile) -> None:
+def _print_frontier(profile: Profile) -> None:
     from ertacache.calibration.solving import solve_all
 
     points = solve_all(profile).points
@@ -141,13 +141,15 @@ def _say_frontier(profile: Profile) -> None:
             str(point.computed),
             f"{profile.num_steps / point.computed:.2f}x",
             f"{point.predicted_error:.3g}",
-            strip(point.plan.compute_steps, profile.num_steps),
+            draw_mask(point.plan.compute_steps, profile.num_steps),
         ]
         for point in points
     ]
-    say_table(
-        "Frontier: the best schedule found for every number of computed steps",
-        ["computed", "fewer", "predicted error", "schedule"],
+    print_table(
+        "Frontier: the best compute schedule found for every number of computed steps",
+        ["computed", "fewer", "predicted error", "step mask"],
         rows,
     )
-    say("predicted error: distance of the final latent to the full run's, on prompts left out")
+    print_line(
+        "predicted error: distance of the final latent to the full run's, on prompts left out"
+    )

@@ -1,21 +1,20 @@
 """``ertacache bench``: every method on a model, at several budgets, into one results file.
 
-Knows how the command line names things, not how anything is measured.
+Only the command: ``ertacache.bench`` measures.
 """
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ertacache.cli import options as opt
-from ertacache.cli.console import Stages, say, say_table
-from ertacache.cli.loading import choose_prompts, open_model, read_prompts, running
+from ertacache.cli.console import Stages, print_line, print_table
+from ertacache.cli.group import command_line
+from ertacache.cli.loading import choose_prompts, open_model, read_prompts, readable_failures
+from ertacache.cli.options import BatchSize, CallOptions, Model, PromptsFile, Seed
 
 if TYPE_CHECKING:
     from ertacache.formats.profile import ProfiledPrompt
@@ -32,64 +31,60 @@ CALIBRATION_PROMPTS, HELDOUT_PROMPTS = 32, 64
 
 
 def bench(
-    model: opt.Model,
+    context: typer.Context,
+    model: Model,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The results, as JSON.")
     ],
+    *,
     methods: Annotated[
         str | None,
-        typer.Option("--methods", metavar="LIST", help="Methods, with commas; all by default."),
+        typer.Option(
+            "--methods", metavar="LIST", help="Methods, separated by commas; all by default."
+        ),
     ] = None,
     budgets: Annotated[
-        str, typer.Option("--budgets", metavar="LIST", help="Speed-ups, with commas.")
+        str, typer.Option("--budgets", metavar="LIST", help="Speed-ups, separated by commas.")
     ] = "1.5,2,3",
-    prompts: opt.PromptsFile = None,
+    prompts: PromptsFile = None,
     heldout: Annotated[
         Path | None,
-        typer.Option("--heldout", metavar="FILE", help="Prompts to judge on, one per line."),
+        typer.Option("--heldout", metavar="FILE", help="Held-out prompts, one per line."),
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, metavar="N", help="Held-out prompts to judge on.")
+        int, typer.Option("--limit", min=1, metavar="N", help="Held-out prompts to evaluate on.")
     ] = HELDOUT_PROMPTS,
     calibration: Annotated[
-        int, typer.Option("--calibration", min=2, metavar="N", help="Prompts to learn from.")
+        int, typer.Option("--calibration", min=2, metavar="N", help="Calibration prompts.")
     ] = CALIBRATION_PROMPTS,
     reference: Annotated[
         Path | None,
-        typer.Option("--reference", metavar="FOLDER", help="Training pictures, to compute FID."),
+        typer.Option("--reference", metavar="FOLDER", help="Training images, to compute FID."),
     ] = None,
-    seed: opt.Seed = 0,
-    batch_size: opt.BatchSize = 8,
-    steps: opt.Steps = None,
-    guidance: opt.Guidance = None,
-    height: opt.Height = None,
-    width: opt.Width = None,
-    frames: opt.Frames = None,
-    dtype: opt.Dtype = "float32",
-    device: opt.Device = None,
-    arguments: opt.Arguments = None,
+    seed: Seed = 0,
+    batch_size: BatchSize = 8,
+    call: CallOptions,
 ) -> None:
-    """Compare all methods on held-out prompts; started again, it goes on where it stopped."""
+    """Compare all methods on held-out prompts; an interrupted run continues."""
     from ertacache.bench import Bench, Workload
 
     wanted = [name.strip() for name in methods.split(",")] if methods else []
-    given = opt.CallOptions(steps, guidance, height, width, frames, tuple(arguments or ()))
-    learnt = choose_prompts(model, prompts, limit=calibration)
-    judged = _heldout(model, heldout)[:limit]
-    pipe, call = open_model(model, given, dtype=dtype, device=device)
-    if "num_inference_steps" not in call:
-        raise ValueError("say how many steps a full run has: --steps")
-    work = Workload(model, pipe, call, *_number(learnt, judged, seed), batch_size)
-    command = shlex.join(["ertacache", *sys.argv[1:]])
+    fitted = choose_prompts(model, prompts, limit=calibration)
+    evaluated = _heldout(model, heldout)[:limit]
+    pipe, arguments = open_model(model, call)
+    if "num_inference_steps" not in arguments:
+        raise ValueError("give the number of steps of a full run with --steps")
+    work = Workload(model, pipe, arguments, *_number(fitted, evaluated, seed), batch_size)
+    command = command_line(context)
     comparison = Bench(work, output, _numbers(budgets), wanted, command, reference)
-    with running(given), Stages() as stage:
+    with readable_failures(call), Stages() as stage:
         rows = comparison.run(stage)
-    _say_rows(rows)
-    say(f"Results in {output}")
+    _print_rows(rows)
+    print_line(f"Results in {output}")
 
 
 def _heldout(model: str, path: Path | None) -> list[str]:
-    """The prompts to judge on: those of the file, or the ones that come with the model."""
+    """The held-out prompts: those of the file, or of the bundled model."""
     from ertacache.models.zoo import MODELS, load_prompts
 
     if path is not None:
@@ -100,32 +95,32 @@ def _heldout(model: str, path: Path | None) -> list[str]:
 
 
 def _number(
-    learnt: Sequence[str], judged: Sequence[str], seed: int
+    fitted: Sequence[str], evaluated: Sequence[str], seed: int
 ) -> tuple[list[ProfiledPrompt], list[ProfiledPrompt]]:
-    """Prompts with seeds; no prompt and no seed on both sides."""
+    """Calibration and held-out prompts with seeds; they share no prompt and no seed."""
     from ertacache.calibration.procedure import HELDOUT_SEED
     from ertacache.calibration.profiling import number_runs
 
-    both = set(learnt) & set(judged)
-    if both:
-        raise ValueError(f"a prompt to judge on is also one to learn from: {min(both)!r}")
-    return number_runs(learnt, seed), number_runs(judged, seed + HELDOUT_SEED)
+    shared = set(fitted) & set(evaluated)
+    if shared:
+        raise ValueError(f"a held-out prompt is also a calibration prompt: {min(shared)!r}")
+    return number_runs(fitted, seed), number_runs(evaluated, seed + HELDOUT_SEED)
 
 
 def _numbers(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError as cause:
-        raise ValueError(f"--budgets takes numbers with commas, got {text!r}") from cause
+        raise ValueError(f"--budgets takes numbers separated by commas, got {text!r}") from cause
 
 
-def _say_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     """One table per budget, the closest to the full run first."""
     for budget in sorted({row["budget"] for row in rows if row["method"] != "full"}):
         chosen = [row for row in rows if row["budget"] == budget]
         chosen.sort(key=lambda row: -(row["psnr_db"] or 0.0))
-        say_table(
-            f"Turned to {budget:g}x",
+        print_table(
+            f"Budget {budget:g}x",
             ["", "FLOPs", "speed-up", "PSNR", "SSIM", "LPIPS", "cache"],
             [_cells(row) for row in chosen],
         )

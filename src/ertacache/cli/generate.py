@@ -1,7 +1,4 @@
-"""``ertacache generate``: pictures and videos with a policy, without one, or both side by side.
-
-Knows how a pipeline is run and timed, not how a policy works.
-"""
+"""``ertacache generate``: images and videos with a policy, without one, or both side by side."""
 
 from __future__ import annotations
 
@@ -14,10 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ertacache.cli import options as opt
-from ertacache.cli.console import Stages, decibels, say
-from ertacache.cli.loading import open_model, read_prompts, running
-from ertacache.cli.writing import FPS, Target, beside, check_video_writer, find_target, write
+from ertacache.cli.console import Stages, decibels, print_line
+from ertacache.cli.loading import open_model, read_prompts, readable_failures
+from ertacache.cli.options import CallOptions, Model, PromptsFile
+from ertacache.cli.writing import (
+    FPS,
+    Destination,
+    check_video_writer,
+    find_destination,
+    side_by_side,
+    write,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,10 +43,10 @@ WARM_UP_STEPS = 2
 
 @dataclass(frozen=True)
 class Job:
-    """One result to make.
+    """One result to generate.
 
     Attributes:
-        index: place of the prompt.
+        index: index of the prompt.
         prompt: its text.
         seed: seed of the noise.
     """
@@ -54,11 +58,11 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """One result as it came out.
+    """One result and how it was made.
 
     Attributes:
-        result: a picture or a video with values from 0 to 1.
-        seconds: time of the whole call.
+        result: an image or a video with values from 0 to 1.
+        seconds: time of the whole call of the pipeline.
         stats: what was computed and reused; None without a policy.
     """
 
@@ -68,7 +72,7 @@ class Outcome:
 
 
 def generate(
-    model: opt.Model,
+    model: Model,
     output: Annotated[
         Path,
         typer.Option(
@@ -78,13 +82,14 @@ def generate(
             help="A folder, or for a single result a .png or .mp4 file.",
         ),
     ],
+    *,
     prompt: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT", help="What to generate.")
     ] = None,
     policy: Annotated[
         Path | None, typer.Option("--policy", metavar="FILE", help="The policy to attach.")
     ] = None,
-    prompts: opt.PromptsFile = None,
+    prompts: PromptsFile = None,
     seeds: Annotated[
         str, typer.Option("--seeds", metavar="N,N,...", help="Seeds, each for every prompt.")
     ] = "0",
@@ -95,32 +100,25 @@ def generate(
     fps: Annotated[
         int, typer.Option("--fps", min=1, metavar="N", help="Frames per second of a video.")
     ] = FPS,
-    steps: opt.Steps = None,
-    guidance: opt.Guidance = None,
-    height: opt.Height = None,
-    width: opt.Width = None,
-    frames: opt.Frames = None,
-    dtype: opt.Dtype = "float32",
-    device: opt.Device = None,
-    arg: opt.Arguments = None,
+    call: CallOptions,
 ) -> None:
-    """Generate pictures or videos.
+    """Generate images or videos.
 
-    Pictures are written as PNG, videos as MP4. With --compare also side by side: the full run, the
+    Images are written as PNG, videos as MP4. With --compare also side by side: the full run, the
     accelerated one, and eight times their difference.
     """
-    given = opt.CallOptions(steps, guidance, height, width, frames, tuple(arg or ()))
     jobs = _jobs(prompt or [], prompts, seeds)
-    followed = _load_policy(policy, compare=compare)
-    pipe, call = open_model(model, given, dtype=dtype, device=device)
+    attached = _load_policy(policy, compare=compare)
+    pipe, arguments = open_model(model, call)
     video = "num_frames" in inspect.signature(pipe.__call__).parameters
-    target = find_target(output, results=len(jobs), video=video)
+    destination = find_destination(output, results=len(jobs), video=video)
     if video:
         check_video_writer()
-    if followed is not None and steps is None:
-        call["num_inference_steps"] = followed.num_steps
-    with running(given):
-        _Studio(pipe, followed, target=target, call=call, fps=fps).make(jobs, compare=compare)
+    if attached is not None and call.steps is None:
+        arguments["num_inference_steps"] = attached.num_steps
+    with readable_failures(call):
+        runner = _Runner(pipe, attached, arguments, destination, fps)
+        runner.generate(jobs, compare=compare)
 
 
 def _jobs(prompts: Sequence[str], path: Path | None, seeds: str) -> list[Job]:
@@ -151,44 +149,39 @@ def _load_policy(path: Path | None, *, compare: bool) -> Policy | None:
     return None
 
 
-class _Studio:
-    """A pipeline, what is attached to it, and where its results go."""
+@dataclass(frozen=True, eq=False)
+class _Runner:
+    """A pipeline and how it is called, the policy to attach, and where the results go."""
 
-    def __init__(
-        self,
-        pipe: Any,
-        policy: Policy | None,
-        *,
-        target: Target,
-        call: dict[str, Any],
-        fps: int,
-    ) -> None:
-        self._pipe, self._policy = pipe, policy
-        self._target, self._call, self._fps = target, call, fps
+    pipe: Any
+    policy: Policy | None
+    arguments: dict[str, Any]
+    destination: Destination
+    fps: int
 
-    def make(self, jobs: Sequence[Job], *, compare: bool) -> None:
-        """Make all results, tell of each, and with ``compare`` of all together."""
-        if self._policy is not None:
+    def generate(self, jobs: Sequence[Job], *, compare: bool) -> None:
+        """Generate and report all results; with ``compare`` also a summary."""
+        if self.policy is not None:
             from ertacache.integration import attach
 
-            attach(self._pipe, self._policy).detach()  # refused before anything has run
+            attach(self.pipe, self.policy).detach()  # a wrong policy is refused before any run
         pairs: list[tuple[Outcome, Outcome]] = []
         with Stages() as stage:
-            tell = stage("generate")
+            progress = stage("generate")
             if compare:
                 self._warm_up(jobs[0])
             for done, job in enumerate(jobs):
                 full = self._run(job, None) if compare else None
-                outcome = self._run(job, self._policy)
+                outcome = self._run(job, self.policy)
                 self._keep(job, outcome, full)
                 if full is not None:
                     pairs.append((full, outcome))
-                tell(done + 1, len(jobs))
+                progress(done + 1, len(jobs))
         if len(pairs) > 1:
-            _say_summary(pairs)
+            _print_summary(pairs)
 
     def _warm_up(self, job: Job) -> None:
-        """Let the first timed run not pay for what happens once per process."""
+        """Keep what happens once per process out of the first timed run."""
         self._call_pipe(job, {"num_inference_steps": WARM_UP_STEPS})
 
     def _run(self, job: Job, policy: Policy | None) -> Outcome:
@@ -196,7 +189,7 @@ class _Studio:
 
         if policy is None:
             return Outcome(*self._call_pipe(job, {}), None)
-        with attach(self._pipe, policy) as handle:
+        with attach(self.pipe, policy) as handle:
             result, seconds = self._call_pipe(job, {})
             return Outcome(result, seconds, handle.stats.last)
 
@@ -204,33 +197,31 @@ class _Studio:
         import torch
 
         noise = torch.Generator("cpu").manual_seed(job.seed)
-        call = self._call | changes | {"output_type": "pt", "generator": noise}
+        call = self.arguments | changes | {"output_type": "pt", "generator": noise}
         start = perf_counter()
-        output = torch.as_tensor(self._pipe(prompt=job.prompt, **call)[0])
+        output = torch.as_tensor(self.pipe(prompt=job.prompt, **call)[0])
         result = output.float().cpu()  # waits for an accelerator
         seconds = perf_counter() - start
         if result.ndim not in (4, 5) or len(result) != 1:
             raise ValueError(
                 f"the pipeline gave a result of shape {tuple(result.shape)}, which is neither one "
-                "picture nor one video"
+                "image nor one video"
             )
         return result[0], seconds
 
     def _keep(self, job: Job, outcome: Outcome, full: Outcome | None) -> None:
-        path = self._target.name(job.index, job.seed, job.prompt)
-        write(outcome.result, path, fps=self._fps)
-        say(f"{path}: {_account(outcome)}")
+        self._write(job, outcome.result, _account(outcome))
         if full is None:
             return
-        path = self._target.name(job.index, job.seed, job.prompt, kind="full")
-        write(full.result, path, fps=self._fps)
-        say(f"{path}: {_account(full)}")
-        path = self._target.name(job.index, job.seed, job.prompt, kind="compare")
-        write(beside(full.result, outcome.result), path, fps=self._fps)
-        say(
-            f"{path}: PSNR {decibels(_psnr(full, outcome))}, "
-            f"{full.seconds / outcome.seconds:.2f} times as fast"
-        )
+        self._write(job, full.result, _account(full), kind="full")
+        gain = f"{full.seconds / outcome.seconds:.2f}x faster"
+        summary = f"PSNR {decibels(_psnr(full, outcome))}, {gain}"
+        self._write(job, side_by_side(full.result, outcome.result), summary, kind="compare")
+
+    def _write(self, job: Job, result: Tensor, account: str, *, kind: str = "") -> None:
+        path = self.destination.name(job.index, job.seed, job.prompt, kind=kind)
+        write(result, path, fps=self.fps)
+        print_line(f"{path}: {account}")
 
 
 def _account(outcome: Outcome) -> str:
@@ -249,12 +240,12 @@ def _psnr(full: Outcome, outcome: Outcome) -> float:
     return float(psnr(outcome.result[None], full.result[None])[0])
 
 
-def _say_summary(pairs: Sequence[tuple[Outcome, Outcome]]) -> None:
-    from ertacache.calibration.validation import IDENTICAL
+def _print_summary(pairs: Sequence[tuple[Outcome, Outcome]]) -> None:
+    from ertacache.metrics.video import IDENTICAL
 
     mean = sum(min(_psnr(*pair), IDENTICAL) for pair in pairs) / len(pairs)
     seconds = [sum(pair[side].seconds for pair in pairs) for side in (0, 1)]
-    say(
+    print_line(
         f"all {len(pairs)}: PSNR {decibels(mean)} on average, "
-        f"{seconds[0] / seconds[1]:.2f} times as fast ({seconds[0]:.2f} s, {seconds[1]:.2f} s)"
+        f"{seconds[0] / seconds[1]:.2f}x faster ({seconds[0]:.2f} s, {seconds[1]:.2f} s)"
     )

@@ -1,4 +1,4 @@
-"""``ertacache report``: results files as one self-contained page. Runs no model."""
+"""``ertacache report``: results files as one self-contained HTML page. Runs no model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ertacache.cli.console import say
+from ertacache.cli.console import print_line
 
 __all__ = ["EXAMPLES", "report"]
 
@@ -38,4 +38,4 @@ def report(
         output.write_text(page, encoding="utf-8")
     except OSError as cause:
         raise ValueError(f"cannot write {str(output)!r}: {cause.strerror}") from cause
-    say(f"Report in {output}")
+    print_line(f"Report in {output}")

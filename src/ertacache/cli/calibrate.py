@@ -1,0 +1,134 @@
+"""``ertacache calibrate``: profile, solve, refit and validate in one command.
+
+Exit code 3 means that the policy is not recommended, or misses the target PSNR; it is written all
+the same.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ertacache.cli.console import Stages
+from ertacache.cli.loading import (
+    check_continued,
+    choose_prompts,
+    open_model,
+    read_prompts,
+    readable_failures,
+)
+from ertacache.cli.options import CallOptions, Model, PolicyOutput, PromptOptions, TargetOptions
+from ertacache.cli.policies import print_verdict, save_policy
+from ertacache.cli.writing import check_output, keeping_profile
+
+__all__ = ["EXAMPLES", "calibrate"]
+
+EXAMPLES = (
+    "ertacache calibrate emoji-flux --speedup 2 -o policy.safetensors",
+    "ertacache calibrate ./my-pipeline --prompts prompts.txt --heldout heldout.txt --steps 50 "
+    "--compute-steps 20 -o policy.safetensors --profile profile.safetensors",
+    "ertacache calibrate emoji-flux --min-psnr 45 -o policy.safetensors",
+    "ertacache calibrate emoji-flux --limit 8 --method paper --speedup 2 -o paper.safetensors",
+)
+
+Heldout = Annotated[
+    Path | None,
+    typer.Option(
+        "--heldout",
+        metavar="FILE",
+        help="Prompts to validate on; by default a quarter of the prompts is held out.",
+    ),
+]
+ProfileFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile", metavar="FILE", help="Keep the profile; an existing one is continued."
+    ),
+]
+Refit = Annotated[
+    bool,
+    typer.Option(
+        "--refit/--no-refit",
+        help="Refit in closed loop; the paper's method: calibrate on the network.",
+    ),
+]
+RefitPrompts = Annotated[
+    int,
+    typer.Option(
+        "--refit-prompts",
+        metavar="N",
+        min=1,
+        help="Refit on the first N prompts, --batch-size of them per call of the network.",
+    ),
+]
+
+
+def calibrate(
+    context: typer.Context,
+    model: Model,
+    output: PolicyOutput,
+    *,
+    target: TargetOptions,
+    refit: Refit = True,
+    refit_prompts: RefitPrompts = 32,
+    heldout: Heldout = None,
+    profile: ProfileFile = None,
+    prompts: PromptOptions,
+    call: CallOptions,
+) -> None:
+    """Make a policy for a model and measure it.
+
+    Give exactly one of --speedup, --compute-steps, --max-error, --min-psnr and --threshold. The
+    policy is validated on held-out prompts; exit code 3 means that it is not recommended, or misses
+    --min-psnr.
+    """
+    texts = choose_prompts(model, prompts.prompts, limit=prompts.limit)
+    validated = None if heldout is None else read_prompts(heldout)
+    from ertacache import calibration
+
+    _check_files(output, profile)
+    pipe, arguments = open_model(model, call)
+    check_continued(profile, pipe, arguments)
+    _check_budget(target, arguments.get("num_inference_steps"))
+    with keeping_profile(profile), readable_failures(call), Stages() as stage:
+        policy = calibration.calibrate(
+            pipe,
+            texts,
+            heldout=validated,
+            seed=prompts.seed,
+            batch_size=prompts.batch_size,
+            refit=refit,
+            refit_prompts=refit_prompts,
+            profile_path=profile,
+            stage=stage,
+            **target.given(),
+            **arguments,
+        )
+    save_policy(policy, output, context=context)
+    raise typer.Exit(print_verdict(policy, output))
+
+
+def _check_budget(target: TargetOptions, steps: object) -> None:
+    """Raise before any work if the number of steps is known and the target does not fit it."""
+    from ertacache.calibration.solving import Wish
+
+    if not isinstance(steps, int):
+        return
+    budget = Wish(**target.given()).budget(steps)
+    if budget is not None and not 1 <= budget <= steps:
+        raise ValueError(f"cannot compute {budget} of {steps} steps")
+
+
+def _check_files(output: Path, profile: Path | None) -> None:
+    """Raise before any work unless both files can be written, and are two files."""
+    from ertacache.formats.policy import Policy
+    from ertacache.formats.profile import Profile
+
+    check_output(output, Policy)
+    if profile is None:
+        return
+    check_output(profile, Profile)
+    if profile.resolve() == output.resolve():
+        raise ValueError("the policy and the profile must be different files")

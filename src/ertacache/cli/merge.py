@@ -1,0 +1,36 @@
+"""``ertacache merge``: several profiles of one pipeline as one profile. Runs no model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ertacache.cli.console import print_line
+from ertacache.cli.writing import check_output
+
+__all__ = ["EXAMPLES", "merge"]
+
+EXAMPLES = ("ertacache merge part-1.safetensors part-2.safetensors -o all.safetensors",)
+
+
+def merge(
+    profiles: Annotated[
+        list[Path], typer.Argument(metavar="PROFILE", help="Profiles of the same pipeline.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The profile of all runs.")
+    ],
+) -> None:
+    """Merge profiles of one pipeline.
+
+    They may be parts that were made on several machines.
+    """
+    from ertacache.formats.profile import Profile
+
+    check_output(output, Profile)
+    first, *others = [Profile.load(path) for path in profiles]
+    merged = first.merge(*others)
+    merged.save(output)
+    print_line(f"{output}: a profile of {merged.num_prompts} runs of {merged.num_steps} steps")

@@ -1,0 +1,63 @@
+"""``ertacache profile``: one full run per prompt, written to a profile as it grows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ertacache.cli.console import Stages, print_line
+from ertacache.cli.group import command_line
+from ertacache.cli.loading import check_continued, choose_prompts, open_model, readable_failures
+from ertacache.cli.options import CallOptions, Model, PromptOptions
+from ertacache.cli.writing import check_output, keeping_profile
+
+__all__ = ["EXAMPLES", "profile"]
+
+EXAMPLES = (
+    "ertacache profile emoji-flux -o profile.safetensors",
+    "ertacache profile black-forest-labs/FLUX.1-dev --prompts prompts.txt --limit 16 --steps 30 "
+    "--dtype bfloat16 -o flux-profile.safetensors",
+    "ertacache profile emoji-flux --arg max_sequence_length=16 -o profile.safetensors",
+)
+
+ProfileOutput = Annotated[
+    Path,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="The profile; an existing one is continued."
+    ),
+]
+
+
+def profile(
+    context: typer.Context,
+    model: Model,
+    output: ProfileOutput,
+    prompts: PromptOptions,
+    call: CallOptions,
+) -> None:
+    """Profile a model: one full run per prompt.
+
+    Every run is saved as it ends; an interrupted profile continues where it stopped.
+    """
+    texts = choose_prompts(model, prompts.prompts, limit=prompts.limit)
+    from ertacache import calibration
+    from ertacache.formats.profile import Profile
+
+    check_output(output, Profile)
+    pipe, arguments = open_model(model, call)
+    check_continued(output, pipe, arguments)
+    with keeping_profile(output), readable_failures(call), Stages() as stage:
+        made = calibration.profile(
+            pipe,
+            texts,
+            seed=prompts.seed,
+            batch_size=prompts.batch_size,
+            path=output,
+            progress=stage("profile"),
+            provenance={"command": command_line(context)},
+            **arguments,
+        )
+    runs = f"{made.num_prompts} run{'' if made.num_prompts == 1 else 's'}"
+    print_line(f"{output}: a profile of {runs} of {made.num_steps} steps")

@@ -1,0 +1,90 @@
+"""``bench``: what it hands on, how it prints the rows, and what it refuses before any work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ertacache.bench import Bench
+from ertacache.calibration.procedure import HELDOUT_SEED
+from ertacache.models.zoo import load_prompts
+from tests.cli.conftest import Refused, Run
+
+ROW: dict[str, Any] = {
+    "method": "trajectory",
+    "budget": 2.0,
+    "why_not": None,
+    "flops_ratio": 0.5,
+    "speedup": 1.9,
+    "psnr_db": 61.25,
+    "ssim": 0.998,
+    "lpips": None,
+    "cached_bytes": 123_000,
+}
+
+
+def test_what_is_run_and_printed(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Bench] = []
+    worse = ROW | {"method": "fewer steps", "psnr_db": 40.0, "lpips": 0.1}
+    never = ROW | {"method": "T-GATE", "psnr_db": None, "why_not": "no cross-attention"}
+    full = ROW | {"method": "full", "budget": 1.0}
+
+    def measure(self: Bench, stage: object) -> list[dict[str, Any]]:
+        begun.append(self)
+        return [full, never, worse, ROW]
+
+    monkeypatch.setattr(Bench, "run", measure)
+    path = tmp_path / "bench.json"
+    options = ["--budgets", "2,3", "--limit", 2, "--calibration", 3, "--seed", 7, "--steps", 6]
+    more = ["--methods", "trajectory, fewer steps"]
+    result = run("bench", "emoji-flux", *options, *more, "-o", path)
+    assert result.exit_code == 0, result.output
+    (bench,) = begun
+    assert (bench.output, bench.budgets) == (path, (2.0, 3.0))
+    assert bench.methods == ["trajectory", "fewer steps"]
+    assert bench.command.startswith("ertacache bench emoji-flux --budgets 2,3 --limit 2")
+    assert (bench.work.steps, bench.work.batch_size) == (6, 8)
+    fitted, heldout = bench.work.calibration, bench.work.heldout
+    assert [each.prompt for each in fitted] == load_prompts("emoji-flux", "calibration")[:3]
+    assert [each.prompt for each in heldout] == load_prompts("emoji-flux", "heldout")[:2]
+    assert [each.seed for each in fitted] == [7, 8, 9]
+    assert [each.seed for each in heldout] == [7 + HELDOUT_SEED, 8 + HELDOUT_SEED]
+    lines = [line.split() for line in result.stdout.splitlines() if line.strip()]
+    assert lines[0] == ["Budget", "2x"]
+    assert lines[3:6] == [
+        ["trajectory", "0.500", "1.90x", "61.25", "dB", "0.9980", "not", "available", "123", "kB"],
+        ["fewer", "steps", "0.500", "1.90x", "40.00", "dB", "0.9980", "0.1000", "123", "kB"],
+        ["T-GATE", "not", "applicable"],
+    ]
+    assert lines[6:] == [["Results", "in", str(path)]]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--budgets", "2,x"], "--budgets takes numbers separated by commas, got '2,x'"),
+        (["--budgets", "1"], "greater than 1"),
+        (["--methods", "magic"], "no such method: magic"),
+        (["--heldout", "absent.txt"], "cannot read prompts from 'absent.txt'"),
+    ],
+)
+def test_wrong_options(options: list[str], words: str, tmp_path: Path, refused: Refused) -> None:
+    path = tmp_path / "bench.json"
+    assert words in refused("bench", "emoji-flux", *options, "-o", path)
+    assert not path.exists()
+
+
+def test_prompts_and_steps_of_a_model_that_is_not_bundled(
+    tmp_path: Path, prompts_file: Path, variant: Any, refused: Refused
+) -> None:
+    arguments = ["bench", variant(), "--prompts", prompts_file, "-o", tmp_path / "bench.json"]
+    assert "give a file with --heldout" in refused(*arguments)
+    heldout = tmp_path / "heldout.txt"
+    heldout.write_text("a cat\n")
+    arguments += ["--heldout", heldout]
+    assert "number of steps of a full run with --steps" in refused(*arguments)
+    heldout.write_text("a cat\na red apple\n")
+    line = refused(*arguments, "--steps", 4)
+    assert "a held-out prompt is also a calibration prompt: 'a red apple'" in line
