@@ -1,4 +1,4 @@
-"""The page about metrics tells of every metric, and its code runs."""
+"""The page about metrics lists every metric, and its code runs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="u
 
 def test_every_metric_has_its_row() -> None:
     rows = re.findall(r"^\| (`.*?`) \|.*\| (higher|lower) \|", PAGE, re.M)
-    told = {name: better for names, better in rows for name in re.findall(r"`(.*?)`", names)}
-    assert told == {
+    listed = {name: better for names, better in rows for name in re.findall(r"`(.*?)`", names)}
+    assert listed == {
         name: "higher" if metric.higher_is_better else "lower" for name, metric in METRICS.items()
     }
 
