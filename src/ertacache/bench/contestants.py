@@ -98,9 +98,8 @@ def policy_contestants(
     for method, budget in wanted:
         found = journal.policy(method, budget)
         assert found is not None
-        steps = len(found.compute_steps)
-        run = partial(attach, work.pipe, found)
-        yield Contestant(method, budget, run, steps, f"{steps} steps")
+        steps, attached = len(found.compute_steps), partial(attach, work.pipe, found)
+        yield Contestant(method, budget, attached, steps, f"{steps} steps")
 
 
 def _profile(work: Workload, progress: Progress | None) -> tuple[Profile, Reference]:
@@ -128,8 +127,15 @@ def _policies(
     steps = round(work.steps / budget)
     if TRAJECTORY in methods:
         solved = solve(known, compute_steps=steps, embed_profile=False)
-        common = {"call": work.call, "batch_size": work.batch_size}
-        yield TRAJECTORY, refine(work.pipe, solved, known, reference=reference, **common)
+        refitted = refine(
+            work.pipe,
+            solved,
+            known,
+            reference=reference,
+            call=work.call,
+            batch_size=work.batch_size,
+        )
+        yield TRAJECTORY, refitted
     yield from _paper_policies(work, known, steps, [name for name in methods if name in PAPER])
 
 
@@ -160,15 +166,14 @@ def baseline_contestants(
     def attached(value: float) -> AbstractContextManager[Any]:
         return ready.attach(work.pipe, value, num_inference_steps=work.steps)
 
-    def count(attach: Attach = nullcontext) -> int:
-        with attach():
+    def count(method: Attach = nullcontext) -> int:
+        with method():
             return count_flops(work.pipe, lambda: work.run(runs, output_type="latent"))
 
     full = journal.flops(FULL, 1.0, count)
 
     def ratio(value: float) -> float:
-        run = partial(attached, value)
-        return journal.flops(baseline.name, value, lambda: count(run)) / full
+        return journal.flops(baseline.name, value, lambda: count(partial(attached, value))) / full
 
     for budget in budgets:
         value, _ = search_knob(parameter, ratio, 1 / budget, tries=SEARCH_TRIES)
