@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ertacache.bench.cost import count_flops, live_bytes, looking
+from ertacache.bench.cost import count_flops, live_bytes, watch_bytes
 
 
 def test_flops_of_a_linear_network_and_of_nothing_else() -> None:
@@ -57,13 +57,14 @@ def test_tensors_without_bytes_do_not_count() -> None:
     assert live_bytes() == before
 
 
-def test_bytes_are_seen_after_the_step_asked_for() -> None:
+def test_bytes_are_reported_after_a_share_of_the_steps() -> None:
     cache, seen = [], list[int]()
-    look = looking(1, seen.append)
+    pipe = SimpleNamespace(scheduler=SimpleNamespace(timesteps=[4, 3, 2, 1]))
+    watch = watch_bytes(0.4, seen.append)  # of four steps the second
     before = live_bytes()
     for step in range(4):
         cache.append(torch.zeros(1000))
-        assert look(None, step, None, {"latents": None}) == {"latents": None}
+        assert watch(pipe, step, None, {"latents": None}) == {"latents": None}
     (during,) = seen
     assert during - before == 8000
 

@@ -1,4 +1,4 @@
-"""Samples survive the file, and an interruption."""
+"""Samples are read back as written, also after an interruption."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from ertacache.bench.samples import SAMPLES, Samples, read_samples
 
 
-def test_round_trip_of_pictures_and_videos(tmp_path: Path) -> None:
+def test_round_trip_of_images_and_videos(tmp_path: Path) -> None:
     path = tmp_path / "x.samples.safetensors"
     first = Samples(path)
     first.add("full", 1.0, torch.ones(8, 3, 4, 4))
@@ -26,15 +26,15 @@ def test_round_trip_of_pictures_and_videos(tmp_path: Path) -> None:
     assert found["DBCache | fast", 1.5].flatten().tolist() == [0, 0, 255, 255]
 
 
-def test_all_pictures_are_kept_but_only_the_first_videos(tmp_path: Path) -> None:
+def test_all_images_are_stored_but_only_the_first_videos(tmp_path: Path) -> None:
     kept = Samples(tmp_path / "x.samples.safetensors")
     kept.add("full", 1.0, torch.ones(8, 3, 4, 4))
-    assert kept.pictures("full", 1.0, batches=2) is None
+    assert kept.images("full", 1.0, batches=2) is None
     kept.add("full", 1.0, torch.zeros(2, 3, 4, 4), batch=1)
-    found = kept.pictures("full", 1.0, batches=2)
+    found = kept.images("full", 1.0, batches=2)
     assert found is not None
     assert found.flatten(1).mean(1).tolist() == [1.0] * 8 + [0.0] * 2
     kept.add("video", 1.0, torch.ones(8, 5, 3, 4, 4))
     kept.add("video", 1.0, torch.ones(8, 5, 3, 4, 4), batch=1)
-    assert kept.pictures("video", 1.0, batches=2) is None
-    assert kept.pictures("video", 1.0, batches=1) is None
+    assert kept.images("video", 1.0, batches=2) is None
+    assert kept.images("video", 1.0, batches=1) is None

@@ -1,4 +1,4 @@
-"""Pictures given by integer formulas: the same bits wherever they are made, with no file."""
+"""Images given by integer formulas: the same bits on every machine, without files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["distorted", "pattern"]
 
 
 def pattern(height: int, width: int) -> Tensor:
-    """A picture of shape (1, 3, height, width) with values k / 255."""
+    """An image of shape (1, 3, height, width) with values k / 255."""
     return _levels(height, width).double() / 255
 
 
 def distorted(height: int, width: int) -> Tensor:
-    """The same picture, each level moved by -20 to 20."""
+    """The same image, each level moved by -20 to 20."""
     c, y, x = _indices(height, width)
     moved = _levels(height, width) + (x * x + 3 * y + 11 * c) % 41 - 20
     return moved.clamp(0, 255).double() / 255

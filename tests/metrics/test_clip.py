@@ -8,7 +8,7 @@ from transformers import AutoImageProcessor, CLIPConfig, CLIPModel, CLIPTokenize
 
 from ertacache.metrics import NotAvailableError
 from ertacache.metrics.clip import Clip
-from ertacache.pictures import to_picture
+from ertacache.metrics.image import to_image
 from tests.metrics.patterns import distorted, pattern
 
 LAYER = {
@@ -51,12 +51,12 @@ def clip(folder: Path) -> Clip:
 
 
 def test_it_is_the_cosine_that_transformers_computes(clip: Clip, folder: Path) -> None:
-    pictures = torch.cat([pattern(40, 48), distorted(40, 48)])
+    images = torch.cat([pattern(40, 48), distorted(40, 48)])
     texts = ["a cat", "dog"]
     model = CLIPModel.from_pretrained(folder)
     processor = AutoImageProcessor.from_pretrained(folder)
     tokens = CLIPTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
-    pixels = processor([to_picture(x) for x in pictures], return_tensors="pt")["pixel_values"]
+    pixels = processor([to_image(x) for x in images], return_tensors="pt")["pixel_values"]
     assert pixels.shape == (2, 3, 32, 32)
     with torch.no_grad():
         output = model(
@@ -65,11 +65,11 @@ def test_it_is_the_cosine_that_transformers_computes(clip: Clip, folder: Path) -
             pixel_values=pixels,
         )
     expected = output.logits_per_image / model.logit_scale.exp()
-    assert clip.text_similarity(texts, pictures).tolist() == pytest.approx(
+    assert clip.text_similarity(texts, images).tolist() == pytest.approx(
         expected.diagonal().tolist(), abs=1e-5
     )
     cosine = (output.image_embeds[0] @ output.image_embeds[1]).item()
-    found = clip.image_similarity(pictures[:1], pictures[1:])
+    found = clip.image_similarity(images[:1], images[1:])
     assert found.item() == pytest.approx(cosine, abs=1e-5)
     assert found.item() < 1
 
@@ -88,15 +88,15 @@ def test_a_long_text_is_cut_off(clip: Clip) -> None:
     assert clip.text_similarity(["cat " * 40], pattern(32, 32)).shape == (1,)
 
 
-def test_each_picture_needs_its_text(clip: Clip) -> None:
-    with pytest.raises(ValueError, match="1 pictures need as many texts"):
+def test_each_image_needs_its_text(clip: Clip) -> None:
+    with pytest.raises(ValueError, match="1 images need as many texts"):
         clip.text_similarity(["a", "b"], pattern(32, 32))
 
 
 def test_without_a_model_there_is_no_number(tmp_path: Path) -> None:
     with pytest.raises(
-        NotAvailableError, match=r"absent' is none on this machine: give a folder.*hf download"
+        NotAvailableError, match=r"absent' is not one on this machine: pass a folder.*hf download"
     ):
         Clip.load(str(tmp_path / "absent"))
-    with pytest.raises(NotAvailableError, match="is none on this machine"):
+    with pytest.raises(NotAvailableError, match="is not one on this machine"):
         Clip.load(str(tmp_path))

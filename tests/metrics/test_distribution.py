@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import scipy.linalg
 import torch
+from PIL import Image
 from torch import Tensor
 
 from ertacache.metrics import distribution
-from ertacache.metrics.distribution import fid, frechet_distance, kid, polynomial_mmd
+from ertacache.metrics.distribution import (
+    ReferenceFid,
+    frechet_distance,
+    polynomial_mmd,
+    reference_images,
+)
 
 
 def features(*axes: float) -> Tensor:
@@ -66,10 +74,16 @@ def test_what_cannot_be_compared_is_refused() -> None:
         polynomial_mmd(torch.zeros(5, 3), torch.zeros(5, 4))
 
 
-def test_fid_and_kid_are_distances_of_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distribution, "inception_features", lambda x: x.mean((2, 3)))
-    a = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    b = a.flip(0)[:4] + 0.5
-    means = a.mean((2, 3)), b.mean((2, 3))
-    assert fid(a, b) == pytest.approx(frechet_distance(*means))
-    assert kid(a, b) == pytest.approx(polynomial_mmd(*means))
+def test_fid_to_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distribution, "inception_features", lambda x: x.mean((2, 3))[:, :1])
+    for name, level in (("a.png", 0), ("b.png", 255)):
+        Image.new("RGB", (4, 4), (level, level, level)).save(tmp_path / name)
+    fid = ReferenceFid(tmp_path)
+    same = torch.tensor([0.0, 1.0])[:, None, None, None].expand(2, 3, 4, 4)
+    assert fid(same) == pytest.approx(0.0)
+    assert fid(same + 3) == pytest.approx(9.0)
+
+
+def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="FID needs at least two images"):
+        reference_images(tmp_path)

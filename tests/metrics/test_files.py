@@ -7,21 +7,21 @@ import torch
 from PIL import Image
 
 from ertacache.metrics.files import media_files, pair_files, read_media
-from ertacache.pictures import to_picture
+from ertacache.metrics.image import to_image
 from tests.metrics.patterns import pattern
 
 
-def test_a_picture_keeps_its_levels(tmp_path: Path) -> None:
-    picture = pattern(8, 12)[0].float()
-    to_picture(picture).save(tmp_path / "a.png")
-    assert torch.equal(read_media(tmp_path / "a.png"), picture)
+def test_an_image_keeps_its_levels(tmp_path: Path) -> None:
+    image = pattern(8, 12)[0].float()
+    to_image(image).save(tmp_path / "a.png")
+    assert torch.equal(read_media(tmp_path / "a.png"), image)
     Image.new("RGBA", (5, 4), (255, 0, 51, 128)).save(tmp_path / "b.png")
     assert read_media(tmp_path / "b.png")[:, 0, 0].tolist() == pytest.approx([1, 0, 0.2])
 
 
 def test_videos_are_read_frame_by_frame(tmp_path: Path) -> None:
-    pictures = [Image.new("RGB", (32, 16), colour) for colour in ("black", "white", "black")]
-    pictures[0].save(tmp_path / "a.gif", save_all=True, append_images=pictures[1:], duration=40)
+    images = [Image.new("RGB", (32, 16), colour) for colour in ("black", "white", "black")]
+    images[0].save(tmp_path / "a.gif", save_all=True, append_images=images[1:], duration=40)
     assert read_media(tmp_path / "a.gif").mean((1, 2, 3)).tolist() == [0, 1, 0]
 
     v3 = pytest.importorskip("imageio.v3")
@@ -45,7 +45,7 @@ def test_what_would_lose_its_levels_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not of 8 bits"):
         read_media(tmp_path / "deep.png")
     (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(ValueError, match="neither a picture nor a video"):
+    with pytest.raises(ValueError, match="is not an image or a video of a known format"):
         read_media(tmp_path / "a.txt")
 
 
@@ -75,7 +75,7 @@ def test_two_files_are_a_pair_whatever_their_names(tmp_path: Path) -> None:
 
 def test_what_cannot_be_paired_is_refused(tmp_path: Path) -> None:
     a, b = fill(tmp_path / "a", "1.png"), fill(tmp_path / "b", "2.png")
-    with pytest.raises(ValueError, match="no picture or video of the same name"):
+    with pytest.raises(ValueError, match="no image or video of the same name"):
         pair_files(a, b)
     with pytest.raises(ValueError, match="two files or two folders"):
         pair_files(a, b / "2.png")

@@ -17,8 +17,8 @@ MAKERS = {"pattern": pattern, "distorted": distorted}
 @needs_inception
 def test_features_are_those_of_the_package_that_carries_the_network() -> None:
     for row in ROWS:
-        picture = MAKERS[row["picture"]](row["height"], row["width"])
-        (features,) = inception_features(picture)
+        image = MAKERS[row["image"]](row["height"], row["width"])
+        (features,) = inception_features(image)
         assert features.shape == (FEATURES,)
         assert features[:6].tolist() == pytest.approx(row["first"], abs=5e-5)
         assert features.norm().item() == pytest.approx(row["norm"], abs=1e-3)
@@ -26,7 +26,7 @@ def test_features_are_those_of_the_package_that_carries_the_network() -> None:
 
 
 def test_resizing_starts_at_the_first_pixel() -> None:
-    # Width 3 to 6: places 0, 0.5, 1, 1.5, 2, 2.5; the last lies beyond and takes the border.
+    # Width 3 to 6: positions 0, 0.5, 1, 1.5, 2, 2.5; the last lies beyond and takes the border.
     row = torch.tensor([0.0, 1.0, 4.0]).expand(1, 3, 2, 3)
     assert resize(row, 6)[0, 0, 0].tolist() == pytest.approx([0, 0.5, 1, 2.5, 4, 4])
     column = row.mT
@@ -34,5 +34,5 @@ def test_resizing_starts_at_the_first_pixel() -> None:
 
 
 def test_a_wrong_shape_is_refused_before_the_weights_are_read() -> None:
-    with pytest.raises(ValueError, match="pictures have the shape"):
+    with pytest.raises(ValueError, match="images have the shape"):
         inception_features(torch.zeros(3, 8, 8))

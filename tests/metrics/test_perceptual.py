@@ -49,7 +49,7 @@ def test_a_long_video_goes_through_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
     assert lpips(video, video.flip(1).flip(-1)).item() == pytest.approx(whole.item())
 
 
-def test_what_cannot_be_judged_is_refused() -> None:
+def test_what_cannot_be_evaluated_is_refused() -> None:
     small = torch.zeros(1, 3, 31, 64)
     with pytest.raises(ValueError, match="32 x 32 or more, not 31 x 64"):
         lpips(small, small)

@@ -1,4 +1,4 @@
-"""VBench as a command: a script stands in for it that writes what VBench writes."""
+"""VBench as a command, replaced by a script that writes what VBench writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ertacache.metrics import NotAvailableError
 from ertacache.metrics.vbench import (
     CUSTOM_DIMENSIONS,
     export_videos,
-    read_results,
+    read_scores,
     run_vbench,
     vbench_name,
 )
@@ -68,18 +68,10 @@ def test_the_command_is_run_and_its_results_read(tmp_path: Path, videos: Path, n
     assert score.videos == {"a cat-0.mp4": 0, "a cat-1.mp4": 0.5, "a dog-0.mp4": 1}
 
 
-def test_a_run_without_a_result_tells_the_last_line(tmp_path: Path, videos: Path) -> None:
+def test_a_run_without_a_result_reports_the_last_line(tmp_path: Path, videos: Path) -> None:
     program = fake(tmp_path, "vbench")
     with pytest.raises(ValueError, match=r"no result for imaging_quality.* CUDA is not here"):
         run_vbench(program, videos, dimensions=["imaging_quality"])
-
-
-def test_what_takes_too_long_is_ended(tmp_path: Path, videos: Path) -> None:
-    program = tmp_path / "vbench"
-    program.write_text("#!/bin/sh\nexec sleep 30\n")
-    program.chmod(0o755)
-    with pytest.raises(ValueError, match=r"over 0.2 s for dynamic_degree"):
-        run_vbench(program, videos, dimensions=["dynamic_degree"], timeout=0.2)
 
 
 def test_without_vbench_there_is_no_number(videos: Path) -> None:
@@ -87,17 +79,17 @@ def test_without_vbench_there_is_no_number(videos: Path) -> None:
         run_vbench("/absent/bin/python", videos)
 
 
-def test_a_folder_that_a_shell_would_read_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_a_shell_would_expand_is_refused(tmp_path: Path) -> None:
     bad = tmp_path / "$(touch mark)"
     bad.mkdir()
-    with pytest.raises(ValueError, match="cannot take"):
+    with pytest.raises(ValueError, match="without shell characters"):
         run_vbench(sys.executable, bad)
-    with pytest.raises(ValueError, match="cannot take"):
+    with pytest.raises(ValueError, match="VBench needs a folder"):
         run_vbench(sys.executable, tmp_path / "absent")
 
 
 @pytest.mark.parametrize("prompt", ["a/b", "", "two\nlines", "x" * 300])
-def test_a_prompt_that_is_no_file_name_is_refused(prompt: str, tmp_path: Path) -> None:
+def test_a_prompt_that_is_not_a_file_name_is_refused(prompt: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="VBench takes the prompt from the file name"):
         vbench_name(prompt, 0)
     with pytest.raises(ValueError, match="VBench takes the prompt"):
@@ -114,21 +106,21 @@ def test_only_mp4_is_exported(tmp_path: Path) -> None:
     "content",
     ["{", "[]", '{"a": 3}', '{"a": []}', '{"a": [1.0, [{}]]}', '{"a": [NaN, []]}', '{"a": ["x"]}'],
 )
-def test_a_file_that_is_no_result_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_not_a_result_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "x_eval_results.json"
     path.write_text(content)
     with pytest.raises(ValueError, match="VBench"):
-        read_results(path)
+        read_scores(path)
 
 
-def test_a_result_with_truths_and_lists_is_read(tmp_path: Path) -> None:
+def test_a_result_with_booleans_and_lists_is_read(tmp_path: Path) -> None:
     rows = [
         {"video_path": "/v/a-0.mp4", "video_results": True},
         {"video_path": "/v/a-1.mp4", "video_results": [1, 2]},
     ]
     path = tmp_path / "x_eval_results.json"
     path.write_text(json.dumps({"dynamic_degree": [0.25, rows]}))
-    (score,) = read_results(path).values()
+    (score,) = read_scores(path).values()
     assert score.mean == 0.25
     assert score.videos == {"a-0.mp4": 1.0}
     assert score.dimension in CUSTOM_DIMENSIONS

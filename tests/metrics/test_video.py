@@ -1,29 +1,15 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
 
-from ertacache.metrics import motion_error, psnr, temporal_flickering
-from ertacache.metrics.video import frame_psnr, per_frame
+from ertacache.metrics import motion_error, temporal_flickering
 
 
 def flat(*levels: float) -> Tensor:
     """A video whose frames are of one level each."""
     return torch.tensor(levels).reshape(1, -1, 1, 1, 1).expand(1, len(levels), 3, 4, 4)
-
-
-def test_each_frame_is_judged_by_itself() -> None:
-    values = per_frame(psnr, flat(0.1, 0.01, 0), flat(0, 0, 0))
-    assert values.shape == (1, 3)
-    assert values[0].tolist() == pytest.approx([20, 40, math.inf])
-
-
-def test_one_identical_frame_does_not_outweigh_the_others() -> None:
-    assert frame_psnr(flat(0.1, 0.01, 0), flat(0, 0, 0)).item() == pytest.approx(160 / 3)
-    assert frame_psnr(flat(0.5, 0.2), flat(0.5, 0.2)).item() == math.inf
 
 
 def test_flickering_is_the_formula_of_vbench() -> None:
@@ -40,10 +26,10 @@ def test_motion_error_sees_changes_and_no_offset() -> None:
     assert motion_error(flat(0.1, 0.4, 0.4), reference).item() == pytest.approx(0.2)
 
 
-def test_a_picture_and_a_single_frame_are_refused() -> None:
-    picture = torch.zeros(1, 3, 8, 8)
+def test_an_image_and_a_single_frame_are_refused() -> None:
+    image = torch.zeros(1, 3, 8, 8)
     with pytest.raises(ValueError, match="videos have the shape"):
-        per_frame(psnr, picture, picture)
+        motion_error(image, image)
     with pytest.raises(ValueError, match="one frame"):
         temporal_flickering(flat(0.5))
     with pytest.raises(ValueError, match="differ"):

@@ -1,15 +1,15 @@
-"""The page: complete, self-contained, and safe against what stands in the files."""
+"""The page: complete, self-contained, and safe against HTML in the files."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from ertacache.bench.rows import BenchRow, write_results
+from ertacache.bench.results import BenchRow, Interval, write_results
 from ertacache.bench.samples import Samples
 from ertacache.report import make_page
 
@@ -19,36 +19,30 @@ ROW = BenchRow(
     budget=2.0,
     steps=30,
     compute_steps=15,
-    knob="15 steps",
+    setting="15 steps",
     prompts=64,
     flops_ratio=0.5,
     seconds=1.25,
-    speedup=1.9,
-    speedup_low=1.8,
-    speedup_high=2.0,
+    speedup=Interval(1.9, 1.8, 2.0),
     cached_bytes=123_000,
-    psnr_db=61.25,
-    psnr_low=60.5,
-    psnr_high=62.0,
-    ssim=0.998,
-    ssim_low=0.997,
-    ssim_high=0.999,
+    psnr=Interval(61.25, 60.5, 62.0),
+    ssim=Interval(0.998, 0.997, 0.999),
 )
-FULL = replace(ROW, method="full", budget=1.0, psnr_db=100.0, flops_ratio=1.0)
-WORSE = replace(ROW, method="fewer <steps>", psnr_db=40.0, psnr_low=39.0, psnr_high=41.0)
-WORSE = replace(WORSE, lpips=0.1, lpips_low=0.0, lpips_high=0.2)
+FULL = replace(ROW, method="full", budget=1.0, psnr=Interval(100.0, 100.0, 100.0), flops_ratio=1.0)
+WORSE = replace(ROW, method="fewer <steps>", psnr=Interval(40.0, 39.0, 41.0))
+WORSE = replace(WORSE, lpips=Interval(0.1, 0.0, 0.2))
 SILENT = BenchRow("<m>", "T-GATE", 2.0, 30, why_not="no cross-attention & no <hope>")
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     path = tmp_path / "bench.json"
-    rows = [asdict(row) for row in (FULL, WORSE, ROW, SILENT)]
-    write_results(path, {"model": "<m>", "command": "ertacache bench"}, rows)
+    settings = {"model": "<m>", "command": "ertacache bench"}
+    write_results(path, settings, [FULL, WORSE, ROW, SILENT])
     return path
 
 
-def test_tables_hold_the_numbers_best_first_and_say_why_not(results: Path) -> None:
+def test_tables_have_the_numbers_best_first_and_the_reasons(results: Path) -> None:
     page = make_page([results])
     assert "61.25 <small>60.50 to 62.00</small>" in page
     assert page.index("61.25") < page.index("40.00 <small>")
@@ -67,7 +61,7 @@ def test_the_page_loads_nothing_and_is_the_same_twice(results: Path) -> None:
     assert "<script" not in page
 
 
-@pytest.mark.parametrize("shape", [(3, 4, 4), (5, 3, 4, 4)], ids=["pictures", "videos"])
+@pytest.mark.parametrize("shape", [(3, 4, 4), (5, 3, 4, 4)], ids=["images", "videos"])
 def test_samples_are_inside(results: Path, shape: tuple[int, ...]) -> None:
     samples = Samples(results.with_suffix(".samples.safetensors"))
     for method, budget in (("trajectory", 2.0), ("full", 1.0), ("trajectory", 3.0)):

@@ -1,19 +1,19 @@
-"""The Pareto plot shows every method that ran, and no other."""
+"""The Pareto plot shows every method that applies, and no other."""
 
 from __future__ import annotations
 
-from ertacache.bench.rows import BenchRow
+from ertacache.bench.results import BenchRow, Interval
 from ertacache.report.plots import pareto
 
 
-def test_methods_that_ran_stand_in_the_legend() -> None:
+def test_methods_that_apply_are_in_the_legend() -> None:
     rows = [
-        BenchRow("m", name, 2.0, 30, flops_ratio=0.5, psnr_db=40.0, psnr_low=39.0, psnr_high=41.0)
-        for name in ("trajectory", "full", *(f"rival {k}" for k in range(14)))
+        BenchRow("m", name, 2.0, 30, flops_ratio=0.5, psnr=Interval(40.0, 39.0, 41.0))
+        for name in ("trajectory", "full", *(f"baseline {k}" for k in range(14)))
     ]
-    picture = pareto([*rows, BenchRow("m", "T-GATE", 2.0, 30, why_not="no")])
-    assert picture.startswith("<svg")
-    for name in ("trajectory", "rival 0", "rival 13"):
-        assert name in picture
-    assert "T-GATE" not in picture
-    assert ">full<" not in picture
+    plot = pareto([*rows, BenchRow("m", "T-GATE", 2.0, 30, why_not="no")])
+    assert plot.startswith("<svg")
+    for name in ("trajectory", "baseline 0", "baseline 13"):
+        assert name in plot
+    assert "T-GATE" not in plot
+    assert ">full<" not in plot

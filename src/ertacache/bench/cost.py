@@ -1,7 +1,6 @@
-"""What a run costs besides time: the network's FLOPs, and the bytes that a method keeps.
+"""The cost of a run besides time: FLOPs of the networks, and bytes of live tensors.
 
-Both are counted in a run of their own, so that counting slows down no measured run. Knows no
-method.
+Both are counted in a run of their own, so that counting does not slow down a timed run.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from ertacache.integration.compat import Pipeline
 from ertacache.integration.fingerprints import find_denoisers
 
-__all__ = ["count_flops", "live_bytes", "looking"]
+__all__ = ["count_flops", "live_bytes", "watch_bytes"]
 
 _REAL = (torch.Tensor, torch.nn.Parameter)
 
@@ -25,7 +24,7 @@ def _attention(query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, *
     return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
 
 
-# The attention kernel that a CPU runs; torch counts the ones of GPUs by itself.
+# The attention kernel of CPUs; torch counts those of GPUs.
 _UNCOUNTED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
 
 
@@ -47,22 +46,22 @@ def live_bytes() -> int:
         >>> live_bytes() - before
         4000
     """
-    gc.collect()  # what only a cycle keeps alive is nobody's cache
+    gc.collect()  # what only a reference cycle keeps alive is no cache
     storages = {}
     for thing in gc.get_objects():
-        # By its exact type: proxies would import what they stand for, fake tensors hold no bytes.
+        # By exact type: proxies would import their module, fake tensors hold no bytes.
         if type(thing) in _REAL and thing.layout is torch.strided and thing.device.type != "meta":
             storage = thing.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
 
 
-def looking(step: int, tell: Callable[[int], Any]) -> Callable[..., dict[str, Any]]:
-    """A ``callback_on_step_end`` that tells the bytes alive after a step."""
+def watch_bytes(share: float, report: Callable[[int], Any]) -> Callable[..., dict[str, Any]]:
+    """A ``callback_on_step_end`` that reports the live bytes after a share of the run's steps."""
 
-    def look(pipe: Any, index: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-        if index == step:
-            tell(live_bytes())
+    def watch(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        if step == int(share * len(pipe.scheduler.timesteps)):
+            report(live_bytes())
         return tensors
 
-    return look
+    return watch

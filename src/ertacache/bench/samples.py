@@ -1,6 +1,6 @@
-"""What each method generated, kept beside the results: for the report, and for FID.
+"""What each method generated, stored beside the results for the report and for FID.
 
-Pixels as bytes in one safetensors file. Of videos only the first prompts are kept. Knows no method.
+Pixels as bytes in one safetensors file. Of videos only the first prompts are stored.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ertacache.metrics.image import to_levels
+
 __all__ = ["SAMPLES", "Samples", "read_samples"]
 
 SAMPLES = 4  # prompts that the report shows
@@ -23,26 +25,25 @@ class Samples:
     """Results by method, budget and batch, on disk batch by batch."""
 
     def __init__(self, path: Path) -> None:
-        """Go on with the samples of an interrupted benchmark, if there are any."""
+        """Open the samples of an interrupted benchmark, if there are any."""
         self._path = path
         self._kept: dict[str, Tensor] = load_file(path) if path.exists() else {}
 
     def add(self, method: str, budget: float, result: Tensor, *, batch: int = 0) -> None:
-        """Keep the results of a batch, values from 0 to 1."""
+        """Add the results of a batch, values from 0 to 1."""
         if result.ndim == 5:
             if batch > 0:
                 return
             result = result[:SAMPLES]
-        levels = (result.clamp(0, 1) * 255).round().to(torch.uint8)
-        self._kept[_key(method, budget, batch)] = levels.contiguous()
+        self._kept[_key(method, budget, batch)] = to_levels(result).contiguous()
 
     def save(self, prompts: Sequence[str]) -> None:
         """Write the file; ``prompts`` are those of the first batch."""
         shown = json.dumps(list(prompts[:SAMPLES]))
         save_file(self._kept, self._path, metadata={"prompts": shown})
 
-    def pictures(self, method: str, budget: float, batches: int) -> Tensor | None:
-        """All pictures of a method, from 0 to 1; None of videos, or if a batch is missing."""
+    def images(self, method: str, budget: float, batches: int) -> Tensor | None:
+        """All images of a method, from 0 to 1; None for videos, or if a batch is missing."""
         keys = [_key(method, budget, batch) for batch in range(batches)]
         if not all(key in self._kept and self._kept[key].ndim == 4 for key in keys):
             return None
@@ -58,7 +59,7 @@ def read_samples(path: Path) -> tuple[list[str], dict[tuple[str, float], Tensor]
     with safe_open(path, "pt") as file:
         prompts = json.loads(file.metadata()["prompts"])
         found = {}
-        for key in file.keys():  # noqa: SIM118  (it is no dictionary)
+        for key in file.keys():  # noqa: SIM118  (not a dictionary)
             budget, batch, method = key.split("|", 2)
             if batch == "0":
                 found[method, float(budget)] = file.get_tensor(key)[:SAMPLES]

@@ -1,7 +1,4 @@
-"""What every method is put through: a pipeline, its call, prompts to learn from, and others.
-
-Knows how a batch is generated and timed, not by which method.
-"""
+"""The common task of all methods: a pipeline, its call, calibration and held-out prompts."""
 
 from __future__ import annotations
 
@@ -25,11 +22,11 @@ class Workload:
     """A pipeline and its prompts.
 
     Attributes:
-        model: name of the model, as it stands in the results.
+        model: name of the model in the results.
         pipe: the pipeline, nothing attached.
         call: arguments of its call, without prompt, generator and output type.
-        calibration: prompts and seeds that methods may learn from.
-        heldout: prompts and seeds that they are judged on.
+        calibration: prompts and seeds for calibration.
+        heldout: prompts and seeds for evaluation.
         batch_size: prompts per call.
     """
 
@@ -47,25 +44,25 @@ class Workload:
 
     @property
     def batches(self) -> list[list[ProfiledPrompt]]:
-        """The held-out prompts as they are run."""
+        """The held-out prompts, batch by batch."""
         return list(split_runs(self.heldout, self.batch_size))
 
     def run(self, runs: Sequence[ProfiledPrompt], **more: Any) -> Any:
         """Call the pipeline with whatever is attached to it."""
         call = self.call | more
         if isinstance(call.get("negative_prompt"), str):
-            # One for all would be broadcast inside the network of some pipelines, and caches that
-            # compare shapes would give up.
+            # Some pipelines broadcast a single one inside the network, which breaks caches that
+            # compare shapes.
             call["negative_prompt"] = [call["negative_prompt"]] * len(runs)
         return self.pipe(prompt=[r.prompt for r in runs], generator=generators(runs), **call)
 
-    def learn(self) -> None:
-        """Run the calibration prompts, latents only; what a rival's calibration listens to."""
+    def run_calibration(self) -> None:
+        """Run the calibration prompts, latents only; a baseline's calibration observes them."""
         for batch in split_runs(self.calibration, self.batch_size):
             self.run(batch, output_type="latent")
 
     def generate(self, runs: Sequence[ProfiledPrompt]) -> tuple[Tensor, float]:
-        """Pictures or videos with values from 0 to 1, and the seconds of the whole call."""
+        """Images or videos with values from 0 to 1, and the seconds of the whole call."""
         start = now()
         result = self.run(runs, output_type="pt")
         seconds = now() - start

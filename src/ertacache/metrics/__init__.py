@@ -1,13 +1,19 @@
-"""How far two pictures or videos are apart. Knows neither models nor policies."""
+"""Distances between images or videos: PSNR, SSIM, LPIPS, CLIP, FID, motion."""
 
-from ertacache.metrics.comparison import METRICS, Comparison, Score, open_metric
-from ertacache.metrics.fidelity import psnr, ssim
-from ertacache.metrics.intervals import bootstrap_interval
+from ertacache.metrics.comparison import (
+    METRICS,
+    Comparison,
+    Score,
+    bootstrap_interval,
+    open_metric,
+)
+from ertacache.metrics.image import IDENTICAL, psnr, ssim
 from ertacache.metrics.perceptual import lpips
 from ertacache.metrics.video import motion_error, temporal_flickering
 from ertacache.metrics.weights import NotAvailableError
 
 __all__ = [
+    "IDENTICAL",
     "METRICS",
     "Comparison",
     "NotAvailableError",

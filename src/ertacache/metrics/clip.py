@@ -1,7 +1,6 @@
-"""CLIP similarity: of two pictures, or of a text and a picture, as cosines from -1 to 1.
+"""CLIP similarity of two images, or of a text and an image, as cosines from -1 to 1.
 
-The model is any CLIP that transformers can load from a folder or from what was downloaded. Knows no
-other metric.
+The model is any CLIP that transformers can load from a folder or from its download cache.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ertacache.metrics.fidelity import as_frames, check_pair, in_batches
+from ertacache.metrics.image import as_frames, check_pair, in_batches, to_image
 from ertacache.metrics.weights import NotAvailableError
 
 __all__ = ["DEFAULT_CLIP", "Clip"]
@@ -22,20 +21,20 @@ BATCH = 16
 
 
 class Clip:
-    """A CLIP model with its picture processor and its tokenizer."""
+    """A CLIP model with its image processor and its tokenizer."""
 
     def __init__(self, model: Any, processor: Any, tokenizer: Any) -> None:
-        """Keep the parts; ``Clip.load`` finds them."""
+        """Keep the parts; ``Clip.load`` loads them."""
         self._model, self._processor, self._tokenizer = model.eval(), processor, tokenizer
 
     @classmethod
     def load(cls, name: str = DEFAULT_CLIP, *, device: str | torch.device = "cpu") -> Clip:
         """Load a model from a folder, or by its hub id if it was downloaded before.
 
-        Nothing is downloaded here: a metric must not fetch hundreds of megabytes unasked.
+        Nothing is downloaded: a metric must not fetch hundreds of megabytes unannounced.
 
         Raises:
-            NotAvailableError: if there is no such model on this machine.
+            NotAvailableError: there is no such model on this machine.
         """
         from transformers import AutoImageProcessor, AutoTokenizer, CLIPModel
 
@@ -46,43 +45,41 @@ class Clip:
             tokenizer = AutoTokenizer.from_pretrained(name, **local)
         except (OSError, ValueError) as cause:
             raise NotAvailableError(
-                f"CLIP similarity needs a CLIP model, and {name!r} is none on this machine: give "
-                f"a folder with one, or download it once: hf download {DEFAULT_CLIP}"
+                f"CLIP similarity needs a CLIP model, but {name!r} is not one on this machine: "
+                f"pass a folder with one, or download it: hf download {DEFAULT_CLIP}"
             ) from cause
         return cls(model.to(device), processor, tokenizer)
 
     def image_similarity(self, result: Tensor, reference: Tensor) -> Tensor:
-        """Cosine of each picture and its reference, the mean over the frames of a video.
+        """Cosine of each image and its reference, the mean over the frames of a video.
 
         Args:
             result: values from 0 to 1, shape (B, 3, height, width) or
                 (B, frames, 3, height, width).
-            reference: what it should be, of the same shape.
+            reference: what it is compared with, of the same shape.
         """
         check_pair(result, reference)
         cosines = (self.embed_images(result) * self.embed_images(reference)).sum(1)
         return cosines.reshape(len(result), -1).mean(1)
 
     def text_similarity(self, texts: Sequence[str], result: Tensor) -> Tensor:
-        """Cosine of each text and its picture, the mean over the frames of a video.
+        """Cosine of each text and its image, the mean over the frames of a video.
 
         Args:
-            texts: one for each entry of the batch; what exceeds the model's length is cut off.
+            texts: one for each entry of the batch; longer ones than the model takes are cut off.
             result: values from 0 to 1, shape (B, 3, height, width) or
                 (B, frames, 3, height, width).
         """
         if isinstance(texts, str) or len(texts) != len(result):
-            raise ValueError(f"{len(result)} pictures need as many texts")
+            raise ValueError(f"{len(result)} images need as many texts")
         images = self.embed_images(result).reshape(len(result), -1, self._model.projection_dim)
         return (images * self.embed_texts(texts)[:, None]).sum(2).mean(1)
 
-    def embed_images(self, pictures: Tensor) -> Tensor:
-        """Embeddings of length 1 of each picture or frame, shape (N, D)."""
-        from ertacache.pictures import to_picture
-
+    def embed_images(self, images: Tensor) -> Tensor:
+        """Embeddings of length 1 of each image or frame, shape (N, D)."""
         rows = []
-        for batch in in_batches(as_frames(pictures), BATCH):
-            inputs = self._processor([to_picture(x) for x in batch], return_tensors="pt")
+        for batch in in_batches(as_frames(images), BATCH):
+            inputs = self._processor([to_image(x) for x in batch], return_tensors="pt")
             pixels = inputs["pixel_values"].to(self._model.device)
             with torch.no_grad():
                 rows.append(_unit(self._model.get_image_features(pixel_values=pixels)))
@@ -102,6 +99,6 @@ class Clip:
 
 
 def _unit(output: Any) -> Tensor:
-    """Length 1; transformers 5 wraps what transformers 4 returned as it is."""
+    """Normalized features; transformers 5 wraps the tensor that transformers 4 returned."""
     features: Tensor = getattr(output, "pooler_output", output)
     return torch.nn.functional.normalize(features.double().cpu(), dim=-1)

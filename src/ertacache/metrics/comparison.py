@@ -1,6 +1,7 @@
-"""Metrics by name, and what they say of many pairs: a mean with its interval, or why there is none.
+"""Metrics by name, and their means over many pairs with bootstrap intervals.
 
-A row of ``METRICS`` is all that a metric needs. Knows no file and draws no table.
+Each metric has a row in ``METRICS``. A metric whose weights are missing gives a reason in place of
+a number.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ from torch import Tensor
 
 from ertacache.metrics.clip import DEFAULT_CLIP, Clip
 from ertacache.metrics.distribution import frechet_distance, polynomial_mmd
-from ertacache.metrics.fidelity import psnr, ssim
+from ertacache.metrics.image import IDENTICAL, psnr, ssim
 from ertacache.metrics.inception import inception_features
-from ertacache.metrics.intervals import bootstrap_interval
 from ertacache.metrics.perceptual import Network, load_lpips, lpips
-from ertacache.metrics.video import IDENTICAL, frame_psnr, motion_error, temporal_flickering
+from ertacache.metrics.video import motion_error, temporal_flickering
 from ertacache.metrics.weights import NotAvailableError
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Comparison",
     "Metric",
     "Score",
+    "bootstrap_interval",
     "compare_sets",
     "open_metric",
     "parse_metrics",
@@ -34,17 +35,19 @@ __all__ = [
 
 PairMetric = Callable[[Tensor, Tensor], Tensor]
 
+RESAMPLES = 2000
+
 
 @dataclass(frozen=True)
 class Metric:
-    """What a reader and a table need to know of a metric.
+    """How a metric is named and shown.
 
     Attributes:
-        name: how it is asked for.
+        name: its name on the command line.
         unit: written after a value.
-        digits: after the point.
-        higher_is_better: which way is good.
-        videos_only: whether it means nothing for a picture.
+        digits: after the decimal point.
+        higher_is_better: whether a higher value is better.
+        videos_only: whether it is undefined for an image.
     """
 
     name: str
@@ -68,12 +71,12 @@ METRICS: dict[str, Metric] = {
         Metric("kid", digits=5),
     )
 }
-SET_METRICS = ("fid", "kid")  # of two sets of pictures, not of two pictures
+SET_METRICS = ("fid", "kid")  # of two sets of images, not of two images
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a metric says of all pairs.
+    """A metric over all pairs.
 
     Attributes:
         metric: its name.
@@ -81,9 +84,9 @@ class Score:
         low: lower end of the 95 % bootstrap interval over the pairs; None for a single pair and
             for a metric of sets.
         high: upper end.
-        count: pairs, or pictures on the smaller side for a metric of sets.
-        identical: pairs without any difference; they count for 100 dB in a mean PSNR.
-        reason: why the metric is not available, and what to do about it.
+        count: pairs, or images of the smaller set for a metric of sets.
+        identical: pairs without any difference; a mean PSNR counts each as 100 dB.
+        reason: why the metric is not available, and what to install.
     """
 
     metric: str
@@ -93,6 +96,32 @@ class Score:
     count: int = 0
     identical: int = 0
     reason: str | None = None
+
+
+def bootstrap_interval(
+    values: Sequence[float], *, level: float = 0.95, seed: int = 0
+) -> tuple[float, float]:
+    """Bootstrap interval of a mean: quantiles of the means of resampled values.
+
+    Args:
+        values: one per prompt or file.
+        level: the share of the means between the two ends.
+        seed: of the resampling.
+
+    Example:
+        >>> bootstrap_interval([2.0, 2.0, 2.0])
+        (2.0, 2.0)
+    """
+    if not values:
+        raise ValueError("there is no value to resample")
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1, got {level}")
+    generator = torch.Generator().manual_seed(seed)
+    data = torch.tensor(list(values), dtype=torch.float64)
+    places = torch.randint(len(data), (RESAMPLES, len(data)), generator=generator)
+    tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    low, high = data[places].mean(1).quantile(tails).tolist()
+    return low, high
 
 
 def parse_metrics(text: str) -> tuple[str, ...]:
@@ -105,48 +134,47 @@ def parse_metrics(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     unknown = [name for name in names if name not in METRICS]
     if unknown:
-        raise ValueError(f"no metric is called {unknown[0]!r}; there are {', '.join(METRICS)}")
+        raise ValueError(f"unknown metric {unknown[0]!r}; there are {', '.join(METRICS)}")
     return names
 
 
 def open_metric(
     name: str, *, clip: str = DEFAULT_CLIP, device: str | torch.device = "cpu"
 ) -> PairMetric:
-    """A metric of two batches of pictures or videos, with a value for each entry.
+    """A metric of two batches of images or videos, with a value for each entry.
 
     Args:
-        name: one of ``METRICS`` that judges pairs.
+        name: one of ``METRICS``, but not of ``SET_METRICS``.
         clip: folder or hub id of the CLIP model.
         device: where the networks run.
 
     Raises:
-        NotAvailableError: if its weights are not there; the message says how to get them.
+        NotAvailableError: its weights are not installed; the message says how to get them.
 
     Example:
         >>> metric = open_metric("ssim")
         >>> metric(torch.zeros(2, 3, 16, 16), torch.zeros(2, 3, 16, 16)).tolist()
         [1.0, 1.0]
     """
-    if name == "psnr":
-        return lambda a, b: frame_psnr(a, b) if a.ndim == 5 else psnr(a, b)
     if name == "lpips-alex" or name == "lpips-vgg":
         network: Network = "alex" if name == "lpips-alex" else "vgg"
-        load_lpips(network, torch.device(device))  # refused here rather than at the first pair
+        load_lpips(network, torch.device(device))  # raises here rather than at the first pair
         return lambda a, b: lpips(a.to(device), b.to(device), network=network)
     if name == "clip":
         return Clip.load(clip, device=device).image_similarity
     pairs: dict[str, PairMetric] = {
+        "psnr": psnr,
         "ssim": ssim,
         "flickering": lambda a, b: temporal_flickering(a),
         "motion": motion_error,
     }
     if name not in pairs:
-        raise ValueError(f"no metric of two pictures is called {name!r}")
+        raise ValueError(f"{name!r} is no metric of two images")
     return pairs[name]
 
 
 class Comparison:
-    """Pairs of pictures or videos under several metrics, one pair after the other."""
+    """Pairs of images or videos under several metrics, added one by one."""
 
     def __init__(
         self,
@@ -155,10 +183,10 @@ class Comparison:
         clip: str = DEFAULT_CLIP,
         device: str | torch.device = "cpu",
     ) -> None:
-        """Open the metrics; one that is not available is told of in its score.
+        """Open the metrics; the score of one that is not available gives the reason.
 
         Args:
-            names: of metrics that judge pairs.
+            names: of metrics of pairs.
             clip: folder or hub id of the CLIP model.
             device: where the networks run.
         """
@@ -172,14 +200,14 @@ class Comparison:
                 self._reasons[name] = str(error)
 
     def add(self, result: Tensor, reference: Tensor) -> None:
-        """Judge one pair of pictures (3, height, width) or videos (frames, 3, height, width)."""
+        """Evaluate a pair of images (3, height, width) or videos (frames, 3, height, width)."""
         for name, values in self.values.items():
             fits = name in self._open and (result.ndim == 4 or not METRICS[name].videos_only)
             value = self._open[name](result[None], reference[None]) if fits else None
             values.append(None if value is None else float(value[0]))
 
     def scores(self) -> list[Score]:
-        """What each metric says of all pairs so far."""
+        """Each metric over all pairs so far."""
         return [self._score(name) for name in self.values]
 
     def _score(self, name: str) -> Score:
@@ -187,27 +215,27 @@ class Comparison:
         if not values:
             return Score(name, None, reason=self._reasons.get(name, f"{name} is for videos only"))
         identical = sum(map(math.isinf, values)) if name == "psnr" else 0
-        bounded = [min(value, IDENTICAL) if math.isinf(value) else value for value in values]
-        low, high = bootstrap_interval(bounded) if len(bounded) > 1 else (None, None)
-        mean = sum(bounded) / len(bounded)
-        return Score(name, mean, low, high, len(values), identical)
+        if name == "psnr":
+            values = [min(value, IDENTICAL) for value in values]
+        low, high = bootstrap_interval(values) if len(values) > 1 else (None, None)
+        return Score(name, sum(values) / len(values), low, high, len(values), identical)
 
 
 def compare_sets(
     names: Sequence[str], results: Iterable[Tensor], references: Iterable[Tensor]
 ) -> list[Score]:
-    """FID and KID of two sets of pictures or videos, whose frames count as pictures.
+    """FID and KID of two sets of images or videos, whose frames count as images.
 
     Args:
         names: of ``SET_METRICS``.
-        results: pictures (3, height, width) or videos (frames, 3, height, width), of any sizes.
+        results: images (3, height, width) or videos (frames, 3, height, width), of any sizes.
         references: the other set, of any number.
     """
     distances = {"fid": frechet_distance, "kid": polynomial_mmd}
     try:
         a, b = (
-            torch.cat([inception_features(x[None]) for x in pictures])
-            for pictures in (results, references)
+            torch.cat([inception_features(x[None]) for x in images])
+            for images in (results, references)
         )
     except NotAvailableError as error:
         return [Score(name, None, reason=str(error)) for name in names]

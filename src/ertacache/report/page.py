@@ -1,7 +1,6 @@
-"""One self-contained page from results files: tables, plots, rows of pictures, playing videos.
+"""One self-contained page from results files: tables, plots, images, playing videos.
 
-Everything is inside the file: no script, no font, no picture from elsewhere. Knows rows and
-samples, runs nothing.
+No script, and no font or image from elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ertacache.bench.rows import BenchRow, read_results
+from ertacache.bench.results import FULL, BenchRow, read_results
 from ertacache.bench.samples import read_samples
 from ertacache.report.plots import pareto
 from ertacache.report.tables import best_first, cost_table, quality_table
@@ -23,7 +22,7 @@ from ertacache.report.tables import best_first, cost_table, quality_table
 __all__ = ["make_page"]
 
 FRAME_MILLISECONDS = 80
-SHOWN_SIDE = 96  # pixels at which a small picture is shown
+SHOWN_SIDE = 96  # pixels at which a small image is shown
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
@@ -48,9 +47,9 @@ def make_page(paths: Sequence[Path]) -> str:
         f"<title>ertacache: benchmark</title><style>{STYLE}</style></head><body>"
         "<h1>Benchmark</h1>"
         "<p>Every method ran on the same held-out prompts and seeds, one after another on every "
-        "batch. Quality is the distance to the full run of the same prompt and seed; after a mean "
-        "stands its 95&nbsp;% interval over prompts. A method that is not ahead of "
-        "<em>fewer steps</em> is worth nothing.</p>"
+        "batch. Quality is the distance to the full run of the same prompt and seed, as a mean "
+        "with its 95&nbsp;% interval over prompts. A method has to be better than "
+        "<em>fewer steps</em> to be of use.</p>"
         f"{''.join(sections)}</body></html>\n"
     )
 
@@ -58,21 +57,21 @@ def make_page(paths: Sequence[Path]) -> str:
 def _section(path: Path, settings: Mapping[str, Any], rows: Sequence[BenchRow]) -> str:
     model = escape(str(settings.get("model", path.stem)))
     parts = [f"<h2>{model}</h2>", pareto(rows)]
-    for budget in sorted({row.budget for row in rows if row.method != "full"}):
+    for budget in sorted({row.budget for row in rows if row.method != FULL}):
         chosen = [row for row in rows if row.budget == budget]
-        parts += [f"<h3>Turned to {budget:g}x</h3>", quality_table(chosen)]
+        parts += [f"<h3>Target speed-up {budget:g}x</h3>", quality_table(chosen)]
         samples = path.with_suffix(".samples.safetensors")
         if samples.exists():
-            shown = [("full", 1.0), *((row.method, budget) for row in best_first(chosen))]
+            shown = [(FULL, 1.0), *((row.method, budget) for row in best_first(chosen))]
             parts.append(_samples(*read_samples(samples), shown))
-    parts += ["<h3>Memory and latency</h3>", cost_table(rows), _how(settings)]
+    parts += ["<h3>Memory and latency</h3>", cost_table(rows), _settings(settings)]
     return "".join(parts)
 
 
-def _how(settings: Mapping[str, Any]) -> str:
+def _settings(settings: Mapping[str, Any]) -> str:
     lines = [f"{escape(str(name))}: {escape(str(value))}" for name, value in settings.items()]
     text = "\n".join(lines)
-    return f"<details><summary>How these numbers came about</summary><pre>{text}</pre></details>"
+    return f"<details><summary>Settings</summary><pre>{text}</pre></details>"
 
 
 def _samples(
@@ -88,25 +87,25 @@ def _samples(
             cells = "".join(f"<td>{_image(one, key[0])}</td>" for one in found[key])
             lines.append(f"<tr><td>{escape(key[0])}</td>{cells}</tr>")
     table = f'<table class="samples"><tr><th></th>{head}</tr>{"".join(lines)}</table>'
-    return f"<details><summary>What it looks like</summary>{table}</details>"
+    return f"<details><summary>Samples</summary>{table}</details>"
 
 
 def _image(levels: Tensor, name: str) -> str:
-    """A picture, or a video that plays, inside the page."""
+    """An image, or a playing video, inside the page."""
     from PIL import Image
 
     frames = levels[None] if levels.ndim == 3 else levels
-    pictures = [Image.fromarray(frame.permute(1, 2, 0).numpy()) for frame in frames]
+    images = [Image.fromarray(frame.permute(1, 2, 0).numpy()) for frame in frames]
     data = io.BytesIO()
-    pictures[0].save(
+    images[0].save(
         data,
         format="WEBP",
         lossless=True,
         save_all=True,
-        append_images=pictures[1:],
+        append_images=images[1:],
         duration=FRAME_MILLISECONDS,
         loop=0,
     )
     source = base64.b64encode(data.getvalue()).decode()
-    side = max(SHOWN_SIDE, pictures[0].width)
+    side = max(SHOWN_SIDE, images[0].width)
     return f'<img width="{side}" alt="{escape(name)}" src="data:image/webp;base64,{source}">'

@@ -1,4 +1,4 @@
-"""Plots of benchmark rows. Knows rows, not how they came about."""
+"""Plots of benchmark rows."""
 
 from __future__ import annotations
 
@@ -6,29 +6,24 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from ertacache.bench.rows import BenchRow
+from ertacache.bench.results import FULL, TRAJECTORY, BenchRow, Interval
 
 __all__ = ["draw_pareto", "pareto"]
 
-OURS = "trajectory"
 _MARKS = "osD^v<>Phd*pX"
 
 
-def _svg(figure: Any) -> str:
-    """The picture as an element that stands in a page by itself."""
-    text = io.StringIO()
-    # Without a date and with fixed ids the same rows give the same page.
-    figure.savefig(text, format="svg", metadata={"Date": None}, bbox_inches="tight")
-    whole = text.getvalue()
-    return whole[whole.index("<svg") :]
-
-
 def pareto(rows: Sequence[BenchRow]) -> str:
-    """The plot of `draw_pareto` as SVG text."""
+    """The plot of `draw_pareto` as an SVG element."""
     import matplotlib as mpl
 
+    text = io.StringIO()
+    # Without a date and with fixed ids the same rows give the same page.
     with mpl.rc_context({"svg.hashsalt": "ertacache", "svg.fonttype": "none"}):
-        return _svg(draw_pareto(rows))
+        figure = draw_pareto(rows)
+        figure.savefig(text, format="svg", metadata={"Date": None}, bbox_inches="tight")
+    whole = text.getvalue()
+    return whole[whole.index("<svg") :]
 
 
 def draw_pareto(rows: Sequence[BenchRow]) -> Any:
@@ -39,19 +34,22 @@ def draw_pareto(rows: Sequence[BenchRow]) -> Any:
     """
     from matplotlib.figure import Figure
 
-    shown = [row for row in rows if row.psnr_db is not None and row.method != "full"]
+    points: dict[str, list[tuple[float, Interval]]] = {}
+    for row in rows:
+        if row.psnr is not None and row.method != FULL:
+            points.setdefault(row.method, []).append((row.flops_ratio or 0.0, row.psnr))
     figure = Figure(figsize=(8, 5))
     axis = figure.subplots()
-    for place, method in enumerate(dict.fromkeys(row.method for row in shown)):
-        _draw(axis, [row for row in shown if row.method == method], place)
-    shares = [row.flops_ratio or 0.0 for row in shown] or [0.0, 1.0]
+    for place, method in enumerate(points):
+        _draw(axis, method, sorted(points[method], key=lambda point: point[0]), place)
+    shares = [share for line in points.values() for share, _ in line] or [0.0, 1.0]
     axis.set_xlim(max(0.0, min(shares) - 0.05), max(shares) + 0.05)
     axis.set_xlabel("FLOPs of the network, share of the full run")
     axis.set_ylabel("PSNR to the full run [dB]")
     axis.grid(alpha=0.3)
-    if shown:
+    if points:
         lines, names = axis.get_legend_handles_labels()
-        heights = [max(row.psnr_db or 0.0 for row in shown if row.method == n) for n in names]
+        heights = [max(psnr.value for _, psnr in points[name]) for name in names]
         order = sorted(range(len(names)), key=lambda k: -heights[k])
         axis.legend(
             [lines[k] for k in order],
@@ -63,18 +61,15 @@ def draw_pareto(rows: Sequence[BenchRow]) -> Any:
     return figure
 
 
-def _draw(axis: Any, rows: Sequence[BenchRow], place: int) -> None:
-    ranked = sorted(rows, key=lambda row: row.flops_ratio or 0.0)
-    x = [row.flops_ratio for row in ranked]
-    y = [row.psnr_db or 0.0 for row in ranked]
-    below = [(row.psnr_db or 0.0) - (row.psnr_low or 0.0) for row in ranked]
-    above = [(row.psnr_high or 0.0) - (row.psnr_db or 0.0) for row in ranked]
-    ours = ranked[0].method == OURS
+def _draw(axis: Any, method: str, points: Sequence[tuple[float, Interval]], place: int) -> None:
+    below = [psnr.value - psnr.low for _, psnr in points]
+    above = [psnr.high - psnr.value for _, psnr in points]
+    ours = method == TRAJECTORY
     axis.errorbar(
-        x,
-        y,
+        [share for share, _ in points],
+        [psnr.value for _, psnr in points],
         yerr=[below, above],
-        label=ranked[0].method,
+        label=method,
         marker=_MARKS[place % len(_MARKS)],
         color="black" if ours else f"C{place % 10}",
         linewidth=2.5 if ours else 1.0,

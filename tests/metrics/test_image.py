@@ -7,6 +7,7 @@ import torch
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
 from ertacache.metrics import psnr, ssim
+from ertacache.metrics.image import to_image
 
 
 def pair(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -16,7 +17,7 @@ def pair(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 16, 20), (2, 3, 7, 9), (2, 3, 64, 64)])
-def test_pictures_agree_with_scikit_image(shape: tuple[int, ...]) -> None:
+def test_images_agree_with_scikit_image(shape: tuple[int, ...]) -> None:
     a, b = pair(*shape)
     for k in range(2):
         x, y = a[k].double().numpy(), b[k].double().numpy()
@@ -26,13 +27,27 @@ def test_pictures_agree_with_scikit_image(shape: tuple[int, ...]) -> None:
         assert ssim(a, b)[k].item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_video_is_the_mean_over_its_frames() -> None:
+def flat(*levels: float) -> torch.Tensor:
+    """A video whose frames are of one level each."""
+    return torch.tensor(levels).reshape(1, -1, 1, 1, 1).expand(1, len(levels), 3, 4, 4)
+
+
+def test_psnr_of_a_video_is_of_the_error_over_all_frames() -> None:
+    # Squared errors 0.01, 0.0001 and 0; the mean over frames would be (20 + 40 + 100) / 3.
+    decibels = psnr(flat(0.1, 0.01, 0), flat(0, 0, 0)).item()
+    assert decibels == pytest.approx(-10 * math.log10(0.0101 / 3))
+    assert psnr(flat(0.5, 0.2), flat(0.5, 0.2)).item() == math.inf
+    batch = psnr(torch.cat([flat(0.1, 0.1), flat(0.01, 0.01)]), torch.zeros(2, 2, 3, 4, 4))
+    assert batch.tolist() == pytest.approx([20, 40])
+
+
+def test_ssim_of_a_video_is_the_mean_over_its_frames() -> None:
     a, b = pair(1, 4, 3, 16, 16)
     frames = [ssim(a[:, k], b[:, k]).item() for k in range(4)]
     assert ssim(a, b).item() == pytest.approx(sum(frames) / 4)
 
 
-def test_flat_pictures_agree_with_scikit_image() -> None:
+def test_flat_images_agree_with_scikit_image() -> None:
     a, b = torch.full((1, 3, 16, 16), 0.25), torch.full((1, 3, 16, 16), 0.75)
     b[..., 8:] = 0
     x, y = a[0].double().numpy(), b[0].double().numpy()
@@ -43,7 +58,7 @@ def test_flat_pictures_agree_with_scikit_image() -> None:
 def test_a_long_video_goes_through_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = pair(2, 5, 3, 16, 16)
     whole = ssim(a, b)
-    monkeypatch.setattr("ertacache.metrics.fidelity.PIXELS_AT_ONCE", 1)
+    monkeypatch.setattr("ertacache.metrics.image.PIXELS_AT_ONCE", 1)
     assert ssim(a, b).tolist() == pytest.approx(whole.tolist())
 
 
@@ -55,3 +70,12 @@ def test_identical_and_different_shapes() -> None:
         psnr(a, a[..., :8])
     with pytest.raises(ValueError, match="7 x 7 or more, not 6 x 16"):
         ssim(a[..., :6, :], a[..., :6, :])
+
+
+def test_pixels_of_an_image_are_scaled_without_interpolation() -> None:
+    pixels = torch.zeros(3, 2, 2)
+    pixels[0, 0, 1] = 1.0
+    image = to_image(pixels, scale=3)
+    assert image.size == (6, 6)
+    assert image.getpixel((3, 0)) == (255, 0, 0)
+    assert image.getpixel((2, 0)) == (0, 0, 0)

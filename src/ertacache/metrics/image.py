@@ -1,29 +1,46 @@
-"""PSNR and SSIM of pictures and videos with values from 0 to 1.
+"""PSNR and SSIM of images and videos, and tensors as 8-bit images.
 
-Both judge each picture or video of a batch by itself. Knows no file.
+Values range from 0 to 1. Each entry of a batch is evaluated by itself. A video has one PSNR, of the
+squared error over all its frames; its SSIM is the mean over frames.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-__all__ = ["as_frames", "check_pair", "in_batches", "psnr", "ssim"]
+if TYPE_CHECKING:
+    from PIL import Image
 
+__all__ = [
+    "IDENTICAL",
+    "as_frames",
+    "check_pair",
+    "in_batches",
+    "psnr",
+    "ssim",
+    "to_image",
+    "to_levels",
+]
+
+IDENTICAL = 100.0  # dB that an identical result counts as in a mean, and no result more
 WINDOW = 7  # pixels
 C1, C2 = 0.01**2, 0.03**2  # keep quotients of flat windows finite
-PIXELS_AT_ONCE = 1 << 20  # keeps the memory of a long video bounded
+PIXELS_AT_ONCE = 1 << 20  # bounds the memory for a long video
 
 
 def psnr(result: Tensor, reference: Tensor) -> Tensor:
     """Peak signal-to-noise ratio in dB of each entry of a batch, infinite where it is identical.
 
+    -10 log10 of the mean squared error over all values of the entry: of a video over all frames.
+
     Args:
         result: values from 0 to 1, shape (B, ...).
-        reference: what it should be, of the same shape.
+        reference: what it is compared with, of the same shape.
 
     Example:
         >>> psnr(torch.full((1, 3, 4, 4), 0.5), torch.full((1, 3, 4, 4), 0.6)).round().tolist()
@@ -43,7 +60,7 @@ def ssim(result: Tensor, reference: Tensor) -> Tensor:
     Args:
         result: values from 0 to 1, shape (B, 3, height, width) or (B, frames, 3, height, width),
             both sides at least 7 pixels.
-        reference: what it should be, of the same shape.
+        reference: what it is compared with, of the same shape.
 
     Example:
         >>> x = torch.linspace(0, 1, 64).reshape(1, 1, 8, 8).expand(1, 3, 8, 8)
@@ -53,7 +70,7 @@ def ssim(result: Tensor, reference: Tensor) -> Tensor:
     check_pair(result, reference)
     height, width = result.shape[-2:]
     if min(height, width) < WINDOW:
-        raise ValueError(f"SSIM needs pictures of 7 x 7 or more, not {height} x {width}")
+        raise ValueError(f"SSIM needs images of 7 x 7 or more, not {height} x {width}")
     size = max(1, PIXELS_AT_ONCE // (height * width))
     pairs = [in_batches(as_frames(x), size) for x in (result, reference)]
     values = [
@@ -63,7 +80,7 @@ def ssim(result: Tensor, reference: Tensor) -> Tensor:
 
 
 def _similarity(x: Tensor, y: Tensor) -> Tensor:
-    """SSIM at every place where a whole window fits (Wang et al. 2004, equation 13)."""
+    """SSIM at every position where a whole window fits (Wang et al. 2004, equation 13)."""
     mean_x, mean_y, mean_xx, mean_yy, mean_xy = (
         F.avg_pool2d(z, WINDOW, stride=1) for z in (x, y, x * x, y * y, x * y)
     )
@@ -75,13 +92,13 @@ def _similarity(x: Tensor, y: Tensor) -> Tensor:
 
 
 def check_pair(result: Tensor, reference: Tensor) -> None:
-    """Refuse what cannot be compared entry by entry."""
+    """Raise if two batches cannot be compared entry by entry."""
     if result.shape != reference.shape:
         raise ValueError(f"shapes {tuple(result.shape)} and {tuple(reference.shape)} differ")
 
 
 def as_frames(x: Tensor) -> Tensor:
-    """Pictures or the frames of videos in one row, shape (N, 3, height, width).
+    """Images or the frames of videos in one batch, shape (N, 3, height, width).
 
     Example:
         >>> as_frames(torch.zeros(2, 5, 3, 8, 8)).shape
@@ -89,7 +106,7 @@ def as_frames(x: Tensor) -> Tensor:
     """
     if x.ndim not in (4, 5) or x.shape[-3] != 3:
         raise ValueError(
-            "pictures have the shape (B, 3, height, width) and videos (B, frames, 3, height, "
+            "images have the shape (B, 3, height, width) and videos (B, frames, 3, height, "
             f"width), not {tuple(x.shape)}"
         )
     return x.reshape(-1, *x.shape[-3:])
@@ -99,3 +116,22 @@ def in_batches(x: Tensor, size: int) -> Iterator[Tensor]:
     """The entries of a batch, at most ``size`` at a time."""
     for start in range(0, len(x), size):
         yield x[start : start + size]
+
+
+def to_levels(pixels: Tensor) -> Tensor:
+    """Values from 0 to 1 as bytes, rounded.
+
+    Example:
+        >>> to_levels(torch.tensor([-1.0, 0.2, 1.0]))
+        tensor([  0,  51, 255], dtype=torch.uint8)
+    """
+    return (pixels.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def to_image(pixels: Tensor, *, scale: int = 1) -> Image.Image:
+    """Turn (3, height, width) with values from 0 to 1 into an image, each pixel ``scale`` wide."""
+    from PIL import Image
+
+    image = Image.fromarray(to_levels(pixels).permute(1, 2, 0).cpu().numpy())
+    size = image.width * scale, image.height * scale
+    return image.resize(size, Image.Resampling.NEAREST)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from ertacache.bench import Bench, Workload, realism
-from ertacache.bench.entries import method_names
+from ertacache.bench import Bench, Workload
+from ertacache.bench.contestants import method_names
 from ertacache.calibration.profiling import number_runs
+from ertacache.metrics import distribution
 from tests.integration.tiny import CASES
 
 METHODS = ("trajectory", "paper", "fewer steps", "uniform", "T-GATE")
@@ -24,9 +25,9 @@ def work() -> Workload:
     call = {k: v for k, v in case.arguments.items() if k not in ("prompt", "output_type")}
     pipe = case.build()
     pipe.set_progress_bar_config(disable=True)
-    learnt = number_runs(["a red circle", "a blue square"])
-    judged = number_runs(["a blue circle", "a red square", "a black circle"], 100)
-    return Workload("tiny", pipe, call | {"num_inference_steps": STEPS}, learnt, judged, 2)
+    calibration = number_runs(["a red circle", "a blue square"])
+    heldout = number_runs(["a blue circle", "a red square", "a black circle"], 100)
+    return Workload("tiny", pipe, call | {"num_inference_steps": STEPS}, calibration, heldout, 2)
 
 
 @pytest.fixture(scope="module")
@@ -54,16 +55,16 @@ def test_every_method_has_a_row_and_the_full_run_is_one_of_them(results: Path) -
     assert written["command"] == "ertacache bench tiny"
 
 
-def test_a_second_run_asks_the_pipeline_for_nothing_known(
+def test_a_second_run_measures_nothing_again(
     work: Workload, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = json.loads(results.read_text())
     ran: list[Any] = []
-    stock = type(work.pipe).__call__
+    original = type(work.pipe).__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         ran.append(kwargs["output_type"])
-        return stock(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
 
     monkeypatch.setattr(type(work.pipe), "__call__", call)
     bench = Bench(work, results, (2.0,), METHODS, "ertacache bench tiny")
@@ -81,7 +82,7 @@ def test_a_second_run_asks_the_pipeline_for_nothing_known(
     assert ran[0] == "latent"  # the cost that was lost
     assert "latent" not in ran[1:]
     for new, old in zip(json.loads(results.read_text())["rows"], before["rows"], strict=True):
-        # Sigma tables of the run before are alive too: they differ by a few bytes.
+        # Sigma schedules of the run before are alive too: they differ by a few bytes.
         assert new.pop("cached_bytes") == pytest.approx(old.pop("cached_bytes"), abs=512)
         assert without_times(new) == without_times(old)
 
@@ -90,30 +91,30 @@ def without_times(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if not key.startswith(("seconds", "speedup"))}
 
 
-def test_bad_wishes_are_refused_before_any_work(work: Workload, tmp_path: Path) -> None:
+def test_bad_arguments_are_refused_before_any_work(work: Workload, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such method: Magic; there are: trajectory"):
         Bench(work, tmp_path / "x.json", methods=("Magic",))
     with pytest.raises(ValueError, match="greater than 1"):
         Bench(work, tmp_path / "x.json", budgets=(1.0,))
-    with pytest.raises(ValueError, match="two pictures"):
+    with pytest.raises(ValueError, match="two images"):
         Bench(work, tmp_path / "x.json", reference=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_fid_of_every_method_that_ran(
+def test_fid_of_every_method_that_applies(
     work: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(realism, "inception_features", lambda x: 1e3 * x.mean((2, 3)))
+    monkeypatch.setattr(distribution, "inception_features", lambda x: 1e3 * x.mean((2, 3)))
     for name, level in (("a.png", 0), ("b.png", 255)):
         Image.new("RGB", (4, 4), (level, level, level)).save(tmp_path / name)
     methods = ("fewer steps", "T-GATE")
     rows = Bench(work, tmp_path / "x.json", (2.0,), methods, reference=tmp_path).run()
-    distances = {row["method"]: row["fid"] for row in rows}
+    distances = {row.method: row.fid for row in rows}
     assert distances["full"] > 0
     assert distances["fewer steps"] > 0
     assert distances["full"] != distances["fewer steps"]
     assert distances["T-GATE"] is None
 
 
-def test_the_row_of_fewer_steps_is_always_there() -> None:
+def test_fewer_steps_is_one_of_the_methods() -> None:
     assert "fewer steps" in method_names()

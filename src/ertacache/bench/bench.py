@@ -1,0 +1,237 @@
+"""The benchmark from end to end: prepare every method, run them in turns, write the rows.
+
+On every batch all contestants run one after another, so that load on the machine affects all of
+them. Every measurement goes to the journal; an interrupted benchmark resumes from it.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+import ertacache
+from ertacache.baselines import BASELINES
+from ertacache.bench.contestants import (
+    POLICIES,
+    Contestant,
+    baseline_contestants,
+    method_names,
+    policy_contestants,
+)
+from ertacache.bench.cost import count_flops, live_bytes, watch_bytes
+from ertacache.bench.journal import Cost, Journal, Record
+from ertacache.bench.results import FULL, TRAJECTORY, BenchRow, measured_row, write_results
+from ertacache.bench.samples import Samples
+from ertacache.bench.workload import Workload
+from ertacache.calibration.profiling import Progress
+from ertacache.metrics import IDENTICAL, NotAvailableError, lpips, psnr, ssim, temporal_flickering
+from ertacache.metrics.distribution import ReferenceFid, reference_images
+from ertacache.metrics.files import media_files
+
+__all__ = ["BUDGETS", "Bench"]
+
+BUDGETS = (1.5, 2.0, 3.0)
+MEASURED_AT = 0.6  # share of a run's steps after which its memory is measured
+
+Stage = Callable[[str], Progress | None]
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A comparison of methods and its results file.
+
+    Attributes:
+        work: the pipeline and its prompts.
+        output: the results file.
+        budgets: target speed-ups of every method.
+        methods: names of the methods, all by default.
+        command: the command that reproduces it, stored with the results.
+        reference: folder of training images, to compute FID.
+    """
+
+    work: Workload
+    output: Path
+    budgets: Sequence[float] = BUDGETS
+    methods: Sequence[str] = ()
+    command: str = ""
+    reference: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        unknown = set(self.methods) - set(method_names())
+        if unknown:
+            raise ValueError(
+                f"no such method: {', '.join(sorted(unknown))}; there are: "
+                f"{', '.join(method_names())}"
+            )
+        if not self.budgets or min(self.budgets) <= 1:
+            raise ValueError("budgets are speed-ups, each greater than 1")
+        if self.reference is not None:
+            reference_images(self.reference)
+
+    @property
+    def journal_path(self) -> Path:
+        """File of all measurements."""
+        return self.output.with_suffix(".journal.jsonl")
+
+    @property
+    def samples_path(self) -> Path:
+        """File of the generated samples."""
+        return self.output.with_suffix(".samples.safetensors")
+
+    def settings(self) -> dict[str, Any]:
+        """Settings, as stored with the results."""
+        return {
+            "model": self.work.model,
+            "command": self.command,
+            "call": {key: value for key, value in self.work.call.items() if _plain(value)},
+            "budgets": list(self.budgets),
+            "methods": list(self.methods or method_names()),
+            "calibration": [self.work.calibration[0].seed, len(self.work.calibration)],
+            "heldout": [self.work.heldout[0].seed, len(self.work.heldout)],
+            "reference": None if self.reference is None else len(media_files(self.reference)),
+            "batch_size": self.work.batch_size,
+            "threads": torch.get_num_threads(),
+            "device": str(getattr(self.work.pipe, "device", "cpu")),
+            "versions": _versions(),
+        }
+
+    def run(self, stage: Stage | None = None) -> list[BenchRow]:
+        """Prepare, measure, and write the results file; return its rows."""
+        stage = stage or (lambda name: None)
+        journal = Journal(self.journal_path, self.settings())
+        contestants = self.prepare(journal, stage)
+        running = [contestant for contestant in contestants if contestant.why_not is None]
+        costs = {
+            contestant.key: journal.cost(*contestant.key, partial(self._cost, contestant))
+            for contestant in _reported(running, stage("cost"))
+        }
+        samples = self._measure(running, journal, stage("measure"))
+        distances = self._distances(running, samples, stage)
+        rows = [
+            replace(self._row(contestant, costs, journal), fid=distances.get(contestant.key))
+            for contestant in contestants
+        ]
+        write_results(self.output, self.settings(), rows)
+        return rows
+
+    def prepare(self, journal: Journal, stage: Stage) -> list[Contestant]:
+        """Every method at every budget, the full run first."""
+        work, budgets, names = self.work, self.budgets, list(self.methods or method_names())
+        policies = [name for name in names if name in POLICIES]
+        baselines = [BASELINES[name] for name in names if name in BASELINES]
+        contestants = [Contestant(FULL, 1.0, compute_steps=work.steps)]
+        contestants += policy_contestants(work, budgets, policies, journal, stage("profile"))
+        for baseline in _reported(baselines, stage("baselines")):
+            contestants += baseline_contestants(work, budgets, baseline, journal)
+        return contestants
+
+    def _cost(self, contestant: Contestant) -> tuple[int, int]:
+        """FLOPs of the first held-out batch, and bytes allocated in the second half of it."""
+        work, runs, held = self.work, self.work.batches[0], list[int]()
+        watch = watch_bytes(MEASURED_AT, held.append)
+        call = {"output_type": "latent", "callback_on_step_end": watch}
+        before = live_bytes()  # differs between a fresh and a resumed benchmark
+        with contestant.attach():
+            flops = count_flops(work.pipe, lambda: work.run(runs, **call))
+        return flops, held[0] - before
+
+    def _measure(
+        self, running: Sequence[Contestant], journal: Journal, progress: Progress | None
+    ) -> Samples:
+        """Run every contestant on every batch that the journal does not have."""
+        batches, samples, full = self.work.batches, Samples(self.samples_path), running[0]
+        for number, batch in enumerate(batches):
+            missing = [c for c in running if not journal.has(*c.key, number)]
+            truth: Tensor | None = None
+            for place, contestant in enumerate(running, start=1):
+                if contestant in missing or (contestant is full and missing):
+                    with contestant.attach():
+                        result, seconds = self.work.generate(batch)
+                    truth = result if truth is None else truth
+                    samples.add(*contestant.key, result, batch=number)
+                    if contestant in missing:
+                        scores = _scores(result, truth)
+                        journal.add(Record(*contestant.key, number, seconds, scores))
+                if progress is not None:
+                    progress(number * len(running) + place, len(batches) * len(running))
+            if missing:
+                samples.save([run.prompt for run in batches[0]])
+        return samples
+
+    def _distances(
+        self, running: Sequence[Contestant], samples: Samples, stage: Stage
+    ) -> dict[tuple[str, float], float]:
+        """FID of every contestant to the reference images; none without them, or of videos."""
+        if self.reference is None:
+            return {}
+        found = [(c.key, samples.images(*c.key, len(self.work.batches))) for c in running]
+        generated = [(key, images) for key, images in found if images is not None]
+        if not generated:
+            return {}
+        fid, progress = ReferenceFid(self.reference), stage("FID")
+        return {key: round(fid(images), 3) for key, images in _reported(generated, progress)}
+
+    def _row(
+        self, contestant: Contestant, costs: Mapping[tuple[str, float], Cost], journal: Journal
+    ) -> BenchRow:
+        full, cost = costs[FULL, 1.0], costs.get(contestant.key)
+        row = BenchRow(
+            model=self.work.model,
+            method=contestant.method,
+            budget=contestant.budget,
+            steps=self.work.steps,
+            compute_steps=contestant.compute_steps,
+            setting=contestant.setting,
+            flops_ratio=None if cost is None else round(cost.flops / full.flops, 4),
+            cached_bytes=None if cost is None else max(0, cost.held - full.held),
+            why_not=contestant.why_not,
+        )
+        compared = row.method not in (FULL, TRAJECTORY)
+        ours = journal.records(TRAJECTORY, row.budget) if compared else []
+        return measured_row(row, journal.records(*contestant.key), journal.records(FULL, 1.0), ours)
+
+
+def _reported(items: Sequence[Item], progress: Progress | None) -> Iterator[Item]:
+    """The items, with the progress reported after each."""
+    for done, item in enumerate(items, start=1):
+        yield item
+        if progress is not None:
+            progress(done, len(items))
+
+
+def _scores(result: Tensor, truth: Tensor) -> dict[str, list[float]]:
+    """Metrics of every prompt's result against the full run."""
+    scores = {
+        "psnr": psnr(result, truth).clamp_max(IDENTICAL).tolist(),
+        "ssim": ssim(result, truth).tolist(),
+    }
+    with suppress(NotAvailableError):  # the column stays empty
+        scores["lpips"] = lpips(result, truth).tolist()
+    if result.ndim == 5:
+        scores["flickering"] = temporal_flickering(result).tolist()
+    return scores
+
+
+def _plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float | bool)
+
+
+def _versions() -> dict[str, str]:
+    import diffusers
+
+    return {
+        "ertacache": ertacache.__version__,
+        "torch": torch.__version__,
+        "diffusers": diffusers.__version__,
+        "python": platform.python_version(),
+    }
