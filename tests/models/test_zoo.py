@@ -1,4 +1,4 @@
-"""The bundled models as a user meets them: loaded by name, offline, on a CPU."""
+"""The bundled models as users load them: by name, offline, on a CPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(model, pipe, *, seed=0, **changes):
     return pipe(prompt, generator=generator, **(arguments | changes))[0]
 
 
-def test_row_names_the_class_and_the_steps_it_loads(loaded):
+def test_row_names_the_class_and_the_steps_of_the_pipeline(loaded):
     model, pipe = loaded
     assert type(pipe).__name__ == model.pipeline
     assert {p.dtype for p in pipe.transformer.parameters()} == {torch.float32}
@@ -71,7 +71,7 @@ def test_prompt_decides_the_background(loaded):
     assert blue.argmax() == 2
 
 
-def test_another_process_draws_the_same(loaded):
+def test_another_process_generates_the_same(loaded):
     model, pipe = loaded
     code = (
         "import torch; from ertacache.models import *;"
@@ -96,14 +96,14 @@ def test_bfloat16_is_near_float32(loaded):
 
 
 def test_diffusers_loads_the_folder_by_itself(loaded):
-    """All but a pipeline of our own, whose class it has to be told."""
+    """Except for our own pipeline, whose class must be given."""
     import diffusers
 
     model, pipe = loaded
     kind = diffusers.DiffusionPipeline if hasattr(diffusers, model.pipeline) else type(pipe)
-    stock = kind.from_pretrained(model.folder)
-    stock.set_progress_bar_config(disable=True)
-    assert torch.equal(run(model, stock), run(model, pipe))
+    plain = kind.from_pretrained(model.folder)
+    plain.set_progress_bar_config(disable=True)
+    assert torch.equal(run(model, plain), run(model, pipe))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -121,7 +121,7 @@ def test_prompts_are_distinct_and_disjoint(name):
     assert not set(calibration) & set(heldout)
 
 
-def test_unknown_names_say_what_is_known(tmp_path):
+def test_errors_list_the_bundled_models(tmp_path):
     for name in ("emoji-nothing", str(tmp_path), "a/b/c"):
         with pytest.raises(UnknownModelError, match="emoji-flux"):
             load_pipeline(name)
@@ -138,7 +138,7 @@ def test_a_folder_loads_like_its_name(tmp_path):
 
 
 def test_runs_from_a_read_only_installation(tmp_path):
-    """Loading and running write nothing beside the package; modes alone would not stop root."""
+    """Loading and running write nothing next to the package; an audit hook also stops root."""
     package = tmp_path / "site" / "ertacache"
     shutil.copytree(Path(ertacache.__file__).parent, package)
     for path in [package, *package.rglob("*")]:
@@ -161,7 +161,7 @@ print(ertacache.__file__)
 try:
     open(os.path.join(os.path.dirname(ertacache.__file__), "x"), "w")
 except PermissionError:
-    print("a write would have been seen")
+    print("writes are detected")
 """
     env = {"PYTHONPATH": str(package.parent), "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     env |= {"PYTHONDONTWRITEBYTECODE": "1"}
@@ -171,11 +171,11 @@ except PermissionError:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         str(package / "__init__.py"),
-        "a write would have been seen",
+        "writes are detected",
     ]
 
 
-def test_importing_the_table_loads_no_torch():
+def test_importing_the_zoo_loads_no_torch():
     code = "import sys, ertacache.models; print('torch' in sys.modules, 'diffusers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
