@@ -16,8 +16,8 @@ RESULTS = Path(__file__).parent.parent.parent / "results" / "compatibility.json"
 
 
 def main() -> None:
-    """Stop at the first pipeline that does not hold."""
-    warnings.simplefilter("ignore")  # those of pipelines about their own configurations
+    """Stop at the first pipeline that fails a check."""
+    warnings.simplefilter("ignore")  # pipelines warn about their own configurations
     rows = []
     for row in GREEN:
         print(row.title)  # noqa: T201

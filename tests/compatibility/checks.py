@@ -1,6 +1,6 @@
-"""What every row of the matrix has to hold, one function per sentence of the page.
+"""The checks of every row of the matrix, one function per sentence of the page.
 
-The command and the tests run the same functions; a row is green when none of them raises.
+The command and the tests run the same functions; a row is green if none of them raises.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ertacache.integration import attach, fingerprint, nominal, record_run
 from ertacache.integration.compat import keeps_history
 from ertacache.integration.fingerprints import find_denoisers
 from tests.compatibility.rows import COMPUTED, STEPS, Row
-from tests.compatibility.watching import Calls, Seen, counted, led, watched
+from tests.compatibility.watching import Calls, KeptOutput, Seen, counted, led, watched
 from tests.integration.setting import paper_plan, trajectory_plan
 
-# Of the largest number: ``add(v, alpha=a)`` rounds once, a scheduler's product and sum twice.
+# Relative to the largest value: ``add(v, alpha=a)`` rounds once, a product and a sum twice.
 ROUNDING = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A pipeline and its untouched run."""
+    """A pipeline and its full run."""
 
     row: Row
     pipe: Any
@@ -51,7 +51,7 @@ class Subject:
         return self.follow(self.plan)
 
     def follow(self, plan: Any) -> tuple[Tensor, Seen]:
-        """What a run with a policy attached returns, and what was seen of it."""
+        """The output of a run with a policy attached, and what was observed."""
         shape, seen = self.run.latents[0].shape[1:], Seen()
         facts = fingerprint(self.pipe, sigmas=self.sigmas, latent_shape=shape)
         with (
@@ -64,20 +64,20 @@ class Subject:
 
 def make_subject(row: Row) -> Subject:
     pipe, seen = row.build(), Seen()
-    run, sigmas = record_run(pipe, **row.arguments())
-    update = nominal(pipe.scheduler)
+    kept = KeptOutput(pipe)
     with counted(pipe, seen), watched(pipe, seen):
-        result = row.generate(pipe)
+        run, sigmas = record_run(kept, **row.arguments())
+    update, result = nominal(pipe.scheduler), torch.as_tensor(kept.output[0])
     return Subject(row, pipe, run, sigmas, update, result, seen.calls, attributes(pipe))
 
 
 def attributes(pipe: Any) -> list[set[str]]:
-    """The names on everything that a policy touches; a first run adds some of its own."""
+    """The attributes of all objects that a policy touches; a first run adds some of its own."""
     return [set(vars(part)) for part in (pipe, pipe.scheduler, *find_denoisers(pipe).values())]
 
 
 def check_calls(subject: Subject) -> None:
-    """Each network runs on the computed steps only, there as often as it does untouched."""
+    """Each network runs on the computed steps only, there as often as in the full run."""
     _, seen = subject.attached
     assert seen.calls == [call for call in subject.calls if call[0] in COMPUTED]
     for name in find_denoisers(subject.pipe):
@@ -86,7 +86,7 @@ def check_calls(subject: Subject) -> None:
 
 
 def check_result(subject: Subject) -> None:
-    """The result is finite, not the untouched one, and the same when run again."""
+    """The result is finite, not that of the full run, and reproducible."""
     result, _ = subject.attached
     assert bool(torch.isfinite(result).all())
     assert not torch.equal(result, subject.result)
@@ -94,15 +94,15 @@ def check_result(subject: Subject) -> None:
 
 
 def check_definition(subject: Subject) -> None:
-    """Every latent is that of ``core.sampler`` over the untouched pipeline, to the bit."""
+    """Every latent is that of ``core.sampler`` over the uncached pipeline, bit for bit."""
     _, seen = subject.attached
-    untouched = led(subject.pipe, seen, lambda: subject.row.generate(subject.pipe))
-    asked = {k: untouched.outputs[k] for k in COMPUTED}
-    assert all(torch.equal(seen.outputs[k], v) for k, v in asked.items())
+    full = led(subject.pipe, seen, lambda: subject.row.generate(subject.pipe))
+    computed = {k: full.outputs[k] for k in COMPUTED}
+    assert all(torch.equal(seen.outputs[k], v) for k, v in computed.items())
     if subject.row.blends:
-        check_steps(subject, seen, asked)
+        check_steps(subject, seen, computed)
         return
-    outputs = iter(asked.values())
+    outputs = iter(computed.values())
     reference = run_trajectory(
         lambda x, sigma: next(outputs),
         subject.run.latents[0],
@@ -113,21 +113,21 @@ def check_definition(subject: Subject) -> None:
     assert all(map(torch.equal, reached, reference.latents))
 
 
-def check_steps(subject: Subject, seen: Seen, asked: dict[int, Tensor]) -> None:
-    """Step by step, for a pipeline that changes the latent between them."""
+def check_steps(subject: Subject, seen: Seen, computed: dict[int, Tensor]) -> None:
+    """Step by step, for a pipeline that changes the latent between steps."""
     plan, past = subject.plan, list[Tensor]()
     rows = torch.cat([plan.latent[:, None], plan.outputs], dim=1).tolist()
     assert torch.equal(seen.samples[0], subject.run.latents[0])
     for k, x in enumerate(seen.samples):
-        past = [asked[k], *past][: plan.history] if k in asked else past
+        past = [computed[k], *past][: plan.history] if k in computed else past
         assert torch.equal(seen.results[k], combine(x, past, rows[k]))
 
 
 def check_all_computed(subject: Subject) -> None:
-    """With every step computed the result is the untouched one."""
+    """With every step computed the result is that of the full run."""
     every = range(STEPS)
-    stock = paper_plan(subject.sigmas, every, scale=1.0, rectified=False)
-    result, seen = subject.follow(stock)
+    original = paper_plan(subject.sigmas, every, scale=1.0, rectified=False)
+    result, seen = subject.follow(original)
     assert torch.equal(result, subject.result)
     assert seen.calls == subject.calls
     if not keeps_history(subject.pipe.scheduler):
@@ -138,7 +138,7 @@ def check_all_computed(subject: Subject) -> None:
 
 
 def check_detached(subject: Subject) -> None:
-    """After ``detach`` nothing is left, and the result is the untouched one to the bit."""
+    """After ``detach`` nothing is left, and the result is that of the full run, bit for bit."""
     assert subject.attached
     assert attributes(subject.pipe) == subject.attributes
     assert torch.equal(subject.row.generate(subject.pipe), subject.result)
@@ -154,7 +154,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
 
 
 def refusal(row: Row) -> str:
-    """The sentence with which a pipeline is refused."""
+    """The error message with which a pipeline is refused."""
     with pytest.raises(PolicyError, match=row.refused) as caught:
         record_run(row.build(), **row.arguments())
     return str(caught.value)

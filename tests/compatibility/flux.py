@@ -1,23 +1,12 @@
-"""The rows of Flux and of those built like it: tokens of packed latents."""
+"""Rows of Flux and of pipelines with its packed latents."""
 
 from __future__ import annotations
 
-from tests.compatibility.parts import GUIDED, HALF, PICTURE, SMALL, TEXT, TINY, flow, mask, noise
-from tests.compatibility.rows import Row, part
-from tests.integration.tiny import image_vae
+from tests.compatibility.components import FLUX_CONFIG, flow, flux, image_vae, part
+from tests.compatibility.inputs import GUIDED, HALF, IMAGE, MASKS, SMALL, TEXT, TINY, noise
+from tests.compatibility.rows import Row
 
-_FLUX = {
-    "patch_size": 1,
-    "in_channels": 16,
-    "num_layers": 1,
-    "num_single_layers": 1,
-    "attention_head_dim": 8,
-    "num_attention_heads": 2,
-    "joint_attention_dim": 16,
-    "axes_dims_rope": (2, 2, 4),
-}
-_POOLED = {"pooled_projection_dim": 16, "guidance_embeds": True}
-FLUX = part("FluxTransformer2DModel", **_FLUX, **_POOLED)
+FLUX = flux()
 FLUX_TEXT = TEXT | {"pooled_prompt_embeds": noise(1, 16)}
 FLUX_AWAY = {
     "true_cfg_scale": 2.0,
@@ -26,7 +15,7 @@ FLUX_AWAY = {
 }
 FLUX2 = part(
     "Flux2Transformer2DModel",
-    **_FLUX | {"axes_dims_rope": (2, 2, 2, 2), "timestep_guidance_channels": 16},
+    **FLUX_CONFIG | {"axes_dims_rope": (2, 2, 2, 2), "timestep_guidance_channels": 16},
 )
 FLUX2_VAE = part(
     "AutoencoderKLFlux2",
@@ -41,15 +30,12 @@ FLUX2_VAE = part(
 )
 CHROMA = part(
     "ChromaTransformer2DModel",
-    **_FLUX,
+    **FLUX_CONFIG,
     approximator_hidden_dim=16,
     approximator_layers=1,
     approximator_num_channels=16,
 )
-BOOLEAN = {
-    "prompt_attention_mask": mask(1, 4).bool(),
-    "negative_prompt_attention_mask": mask(1, 4).bool(),
-}
+BOOLEAN = {name: values.bool() for name, values in MASKS.items()}
 
 ROWS = (
     Row("Flux", "FluxPipeline", {"transformer": FLUX, "scheduler": flow()}, SMALL | FLUX_TEXT),
@@ -63,50 +49,40 @@ ROWS = (
         "Flux img2img",
         "FluxImg2ImgPipeline",
         {"transformer": FLUX, "scheduler": flow(), "vae": image_vae},
-        TINY | FLUX_TEXT | PICTURE | {"strength": 1.0},
+        TINY | FLUX_TEXT | IMAGE | {"strength": 1.0},
     ),
     Row(
         "Flux inpaint",
         "FluxInpaintPipeline",
         {"transformer": FLUX, "scheduler": flow(), "vae": image_vae},
-        TINY | FLUX_TEXT | PICTURE | {"strength": 1.0, "mask_image": HALF},
+        TINY | FLUX_TEXT | IMAGE | {"strength": 1.0, "mask_image": HALF},
         blends=True,
     ),
     Row(
         "Flux Kontext",
         "FluxKontextPipeline",
         {"transformer": FLUX, "scheduler": flow(), "vae": image_vae},
-        TINY | FLUX_TEXT | PICTURE | {"max_area": 256, "_auto_resize": False},
+        TINY | FLUX_TEXT | IMAGE | {"max_area": 256, "_auto_resize": False},
     ),
     Row(
         "Flux Fill",
         "FluxFillPipeline",
         {
-            "transformer": part(
-                "FluxTransformer2DModel",
-                **_FLUX | {"in_channels": 48, "out_channels": 16},
-                pooled_projection_dim=16,
-                guidance_embeds=True,
-            ),
+            "transformer": flux(in_channels=48, out_channels=16),
             "scheduler": flow(),
             "vae": image_vae,
         },
-        TINY | FLUX_TEXT | PICTURE | {"mask_image": HALF},
+        TINY | FLUX_TEXT | IMAGE | {"mask_image": HALF},
     ),
     Row(
         "Flux Control",
         "FluxControlPipeline",
         {
-            "transformer": part(
-                "FluxTransformer2DModel",
-                **_FLUX | {"in_channels": 32, "out_channels": 16},
-                pooled_projection_dim=16,
-                guidance_embeds=True,
-            ),
+            "transformer": flux(in_channels=32, out_channels=16),
             "scheduler": flow(),
             "vae": image_vae,
         },
-        TINY | FLUX_TEXT | {"control_image": PICTURE["image"]},
+        TINY | FLUX_TEXT | {"control_image": IMAGE["image"]},
     ),
     Row(
         "Flux 2",
@@ -124,18 +100,13 @@ ROWS = (
         "Chroma",
         "ChromaPipeline",
         {"transformer": CHROMA, "scheduler": flow()},
-        SMALL
-        | GUIDED
-        | {
-            "prompt_attention_mask": mask(1, 4).bool(),
-            "negative_prompt_attention_mask": mask(1, 4).bool(),
-        },
+        SMALL | GUIDED | BOOLEAN,
     ),
     Row(
         "Chroma img2img",
         "ChromaImg2ImgPipeline",
         {"transformer": CHROMA, "scheduler": flow(), "vae": image_vae},
-        TINY | GUIDED | BOOLEAN | PICTURE | {"strength": 1.0},
+        TINY | GUIDED | BOOLEAN | IMAGE | {"strength": 1.0},
     ),
     Row(
         "Bria 3.2",
@@ -143,7 +114,7 @@ ROWS = (
         {
             "transformer": part(
                 "BriaTransformer2DModel",
-                **_FLUX | {"axes_dims_rope": [0, 4, 4]},
+                **FLUX_CONFIG | {"axes_dims_rope": [0, 4, 4]},
                 pooled_projection_dim=None,
             ),
             "scheduler": flow(),
@@ -155,7 +126,7 @@ ROWS = (
         "Ovis-Image",
         "OvisImagePipeline",
         {
-            "transformer": part("OvisImageTransformer2DModel", **_FLUX, out_channels=16),
+            "transformer": part("OvisImageTransformer2DModel", **FLUX_CONFIG, out_channels=16),
             "scheduler": flow(),
         },
         SMALL | GUIDED | {"negative_prompt": None},
@@ -164,7 +135,9 @@ ROWS = (
         "LongCat-Image",
         "LongCatImagePipeline",
         {
-            "transformer": part("LongCatImageTransformer2DModel", **_FLUX | {"in_channels": 64}),
+            "transformer": part(
+                "LongCatImageTransformer2DModel", **FLUX_CONFIG | {"in_channels": 64}
+            ),
             "scheduler": flow(),
         },
         SMALL | {"prompt": "a", "negative_prompt": "b", "enable_prompt_rewrite": False},

@@ -1,39 +1,21 @@
-"""The rows of the other pipelines that make images."""
+"""Rows of the other image pipelines."""
 
 from __future__ import annotations
 
-from tests.compatibility.parts import (
-    DPM,
-    DPM_FLOW,
+from tests.compatibility.components import DPM, DPM_FLOW, SD3, ddim, flow, image_vae, part
+from tests.compatibility.inputs import (
+    IMAGE,
     LARGE,
     MASKED,
-    PICTURE,
     POOLED,
     SMALL,
     TEXT,
     TINY,
-    ddim,
-    flow,
     mask,
     noise,
 )
-from tests.compatibility.rows import Row, part
-from tests.integration.tiny import image_vae
+from tests.compatibility.rows import Row
 
-SD3 = part(
-    "SD3Transformer2DModel",
-    sample_size=16,
-    patch_size=2,
-    in_channels=4,
-    out_channels=4,
-    num_layers=1,
-    attention_head_dim=8,
-    num_attention_heads=2,
-    caption_projection_dim=16,
-    joint_attention_dim=16,
-    pooled_projection_dim=16,
-    pos_embed_max_size=16,
-)
 _PIXART = {
     "sample_size": 8,
     "num_layers": 1,
@@ -80,7 +62,7 @@ ROWS = (
         "Stable Diffusion 3 img2img",
         "StableDiffusion3Img2ImgPipeline",
         {"transformer": SD3, "scheduler": flow(), "vae": image_vae},
-        TINY | POOLED | PICTURE | {"strength": 1.0},
+        TINY | POOLED | IMAGE | {"strength": 1.0},
     ),
     Row(
         "PixArt-Alpha",

@@ -1,4 +1,4 @@
-"""All rows, and what is published of each: no number that another machine would change."""
+"""All rows, and the published facts of each, none of which depends on the machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REFUSED = tuple(row for row in ROWS if row.refused)
 
 
 def green_facts(subject: Subject) -> dict[str, Any]:
-    """What a row of the page says of a pipeline that holds every check."""
+    """The published facts of a pipeline that passes every check."""
     networks, scheduler = find_denoisers(subject.pipe), subject.pipe.scheduler
     _, seen = subject.attached
     return {
@@ -38,7 +38,7 @@ def count_calls(calls: Calls, name: str) -> int:
 
 
 def refused_facts(row: Row) -> dict[str, Any]:
-    """What a row of the page says of a pipeline that no policy is made for."""
+    """The published facts of a pipeline that is refused."""
     scheduler = type(row.build().scheduler).__name__
     return {
         "model": row.title,

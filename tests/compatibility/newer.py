@@ -1,4 +1,4 @@
-"""The rows of newer pipelines that make images from what a language model read."""
+"""Rows of newer image pipelines, with a language model as text encoder."""
 
 from __future__ import annotations
 
@@ -7,34 +7,28 @@ from typing import Any
 from diffusers import Ideogram4Pipeline
 from torch import Tensor
 
-from tests.compatibility.parts import (
-    BOTH_MASKS,
-    GUIDED,
+from tests.compatibility.components import (
+    COG_DDIM,
     KANDINSKY,
-    KANDINSKY_TEXT,
-    PICTURE,
-    SMALL,
-    TINY,
+    QWEN,
     Guard,
     cosmos,
     flow,
+    image_vae,
+    part,
+)
+from tests.compatibility.inputs import (
+    BOTH_MASKS,
+    GUIDED,
+    IMAGE,
+    KANDINSKY_TEXT,
+    SMALL,
+    TINY,
     mask,
     noise,
 )
-from tests.compatibility.rows import STEPS, Row, part
-from tests.integration.tiny import image_vae
+from tests.compatibility.rows import STEPS, Row
 
-QWEN = part(
-    "QwenImageTransformer2DModel",
-    patch_size=2,
-    in_channels=16,
-    out_channels=4,
-    num_layers=1,
-    attention_head_dim=16,
-    num_attention_heads=2,
-    joint_attention_dim=16,
-    axes_dims_rope=(8, 4, 4),
-)
 QWEN_VAE = part(
     "AutoencoderKLQwenImage",
     base_dim=8,
@@ -59,6 +53,7 @@ ZIMAGE = part(
     axes_dims=[4, 2, 2],
     axes_lens=[64, 32, 32],
 )
+LISTED = {"prompt_embeds": [noise(4, 16)], "negative_prompt_embeds": [noise(4, 16, seed=1)]}
 IDEOGRAM = part(
     "Ideogram4Transformer2DModel",
     in_channels=16,
@@ -73,7 +68,7 @@ IDEOGRAM = part(
 
 
 def ideogram_text(**sizes: Any) -> tuple[Tensor, ...]:
-    """Four tokens of text, then those of the picture."""
+    """Four tokens of text, then those of the image."""
     length = sizes["max_sequence_length"] + sizes["grid_h"] * sizes["grid_w"]
     ids = Ideogram4Pipeline._prepare_ids([4], sizes["grid_h"], sizes["grid_w"], 4, "cpu")
     return (noise(1, length, 16), *ids)
@@ -87,15 +82,13 @@ ROWS = (
             "transformer": QWEN,
             "scheduler": flow(),
         },
-        SMALL
-        | GUIDED
-        | {"prompt_embeds_mask": mask(1, 4), "negative_prompt_embeds_mask": mask(1, 4)},
+        SMALL | GUIDED | BOTH_MASKS,
     ),
     Row(
         "Qwen-Image img2img",
         "QwenImageImg2ImgPipeline",
         {"transformer": QWEN, "scheduler": flow(), "vae": QWEN_VAE},
-        SMALL | GUIDED | BOTH_MASKS | PICTURE | {"strength": 1.0},
+        SMALL | GUIDED | BOTH_MASKS | IMAGE | {"strength": 1.0},
     ),
     Row(
         "Z-Image",
@@ -104,19 +97,13 @@ ROWS = (
             "transformer": ZIMAGE,
             "scheduler": flow(),
         },
-        SMALL | {"prompt_embeds": [noise(4, 16)], "negative_prompt_embeds": [noise(4, 16, seed=1)]},
+        SMALL | LISTED,
     ),
     Row(
         "Z-Image img2img",
         "ZImageImg2ImgPipeline",
         {"transformer": ZIMAGE, "scheduler": flow(), "vae": image_vae},
-        TINY
-        | PICTURE
-        | {
-            "strength": 1.0,
-            "prompt_embeds": [noise(4, 16)],
-            "negative_prompt_embeds": [noise(4, 16, seed=1)],
-        },
+        TINY | LISTED | IMAGE | {"strength": 1.0},
     ),
     Row(
         "CogView3-Plus",
@@ -136,12 +123,7 @@ ROWS = (
                 pos_embed_max_size=8,
                 sample_size=8,
             ),
-            "scheduler": part(
-                "CogVideoXDDIMScheduler",
-                prediction_type="v_prediction",
-                rescale_betas_zero_snr=True,
-                timestep_spacing="trailing",
-            ),
+            "scheduler": COG_DDIM,
         },
         SMALL | GUIDED,
     ),

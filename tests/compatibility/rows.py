@@ -1,7 +1,7 @@
-"""What a row of the compatibility matrix is, and how the pipeline that it names is put together.
+"""A row of the compatibility matrix, and the construction of its pipeline.
 
-A pipeline gets a small random network, a scheduler, and embeddings in the place of text encoders;
-every other component is None unless the row names it.
+A pipeline gets a tiny random network, a scheduler, and embeddings instead of text encoders; every
+other component is None unless the row names it.
 """
 
 from __future__ import annotations
@@ -13,29 +13,13 @@ from typing import Any
 
 import diffusers
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tests.integration.tiny import awaken, quiet
+from tests.compatibility.components import Part, quiet
 
 STEPS = 6
 COMPUTED = (0, 1, 3)
-"""Every other kind of step is there: reused once, and twice in a row."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A class of diffusers and the configuration of one instance."""
-
-    name: str
-    config: Mapping[str, Any]
-
-    def build(self, *, seed: int = 0) -> Any:
-        made = getattr(diffusers, self.name)(**self.config)
-        return awaken(made, seed=seed) if isinstance(made, nn.Module) else made
-
-
-def part(name: str, **config: Any) -> Part:
-    return Part(name, config)
+"""Steps reused once, and twice in a row."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +27,14 @@ class Row:
     """One pipeline.
 
     Attributes:
-        title: what people call the model.
-        pipeline: the pipeline's class.
-        parts: its components and settings, each a ``Part``, a function that makes it, or itself.
-        call: arguments of a short run, generator and number of steps aside.
-        settings: attributes of the pipeline, where it has a mind of its own about sizes or text.
+        title: name of the model.
+        pipeline: class of the pipeline.
+        parts: its components and settings, each a ``Part``, a function that builds it, or a value.
+        call: arguments of a short run without generator and number of steps.
+        settings: attributes of the pipeline that override its sizes or its text encoding.
         blends: whether the pipeline changes the latent between steps, as inpainting does.
-        refused: what the refusal says, if no policy can be attached.
-        whole: makes the pipeline, in the place of ``parts``.
+        refused: part of the error message, if no policy can be attached.
+        whole: builds the pipeline, instead of ``parts``.
     """
 
     title: str
@@ -85,11 +69,11 @@ class Row:
         return fixed | dict(self.call)
 
     def generate(self, pipe: Any) -> Tensor:
-        """What the pipeline returns: latents, or pixels where it knows nothing else."""
+        """The output of the pipeline: latents, or pixels if it returns nothing else."""
         return torch.as_tensor(pipe(**self.arguments())[0])
 
 
 def _build(value: Any, *, seed: int) -> Any:
     if isinstance(value, Part):
         return value.build(seed=seed)
-    return value() if inspect.isfunction(value) or inspect.isclass(value) else value
+    return value() if callable(value) else value

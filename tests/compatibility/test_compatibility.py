@@ -1,4 +1,4 @@
-"""The compatibility matrix: every pipeline holds every check, and the page says so."""
+"""The compatibility matrix: every pipeline passes every check, and the page lists it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.compatibility.checks import CHECKS, Subject, make_subject
 from tests.compatibility.matrix import GREEN, REFUSED, green_facts, refused_facts
 from tests.compatibility.rows import Row
 
-# Of warnings, only ertacache's own matter here.
+# Only the warnings of ertacache matter here.
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.filterwarnings("error:the policy was calibrated"),
@@ -28,7 +28,7 @@ def recorded() -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=GREEN, ids=lambda row: row.title)
 def subject(request: pytest.FixtureRequest) -> Subject:
-    """A pipeline of the matrix with its untouched run, built once for all checks."""
+    """A pipeline of the matrix with its full run, built once for all checks."""
     return make_subject(request.param)
 
 
@@ -37,15 +37,15 @@ def test_pipeline(subject: Subject, check: Callable[[Subject], None]) -> None:
     check(subject)
 
 
-def test_page_tells_what_was_found(subject: Subject, recorded: dict[str, Any]) -> None:
+def test_page_lists_the_facts(subject: Subject, recorded: dict[str, Any]) -> None:
     assert recorded[subject.row.title] == green_facts(subject)
 
 
 @pytest.mark.parametrize("row", REFUSED, ids=lambda row: row.title)
-def test_refused_with_the_sentence_of_the_page(row: Row, recorded: dict[str, Any]) -> None:
+def test_refused_with_the_message_of_the_page(row: Row, recorded: dict[str, Any]) -> None:
     assert recorded[row.title] == refused_facts(row)
 
 
-def test_results_are_of_these_rows(recorded: dict[str, Any]) -> None:
+def test_results_have_these_rows(recorded: dict[str, Any]) -> None:
     assert list(recorded) == [row.title for row in (*GREEN, *REFUSED)]
     assert len(GREEN) >= 35

@@ -1,17 +1,17 @@
-"""The rows of pipelines with a U-Net, and of schedulers that are refused."""
+"""Rows of pipelines with a U-Net, and of schedulers that are refused."""
 
 from __future__ import annotations
 
-from tests.compatibility.parts import GUIDED, HALF, PICTURE, POOLED, SMALL, TEXT, TINY, ddim
-from tests.compatibility.rows import Row, part
-from tests.integration.tiny import image_vae
+from tests.compatibility.components import ddim, image_vae, part
+from tests.compatibility.inputs import GUIDED, HALF, IMAGE, POOLED, SMALL, TEXT, TINY
+from tests.compatibility.rows import Row
 
 _UNET = {
-    "block_out_channels": (4, 8),
+    "block_out_channels": (4,),
     "layers_per_block": 1,
     "sample_size": 8,
-    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
-    "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+    "down_block_types": ("CrossAttnDownBlock2D",),
+    "up_block_types": ("CrossAttnUpBlock2D",),
     "cross_attention_dim": 16,
     "norm_num_groups": 2,
     "attention_head_dim": 2,
@@ -36,20 +36,20 @@ ROWS = (
     Row(
         "Stable Diffusion 1.5",
         "StableDiffusionPipeline",
-        {"unet": UNET, "scheduler": ddim(steps_offset=1), "requires_safety_checker": False},
+        {"unet": UNET, "scheduler": ddim(steps_offset=1)} | SAFE,
         SMALL | GUIDED,
     ),
     Row(
         "Stable Diffusion 1.5 img2img",
         "StableDiffusionImg2ImgPipeline",
         {"unet": UNET, "scheduler": ddim(steps_offset=1), "vae": image_vae} | SAFE,
-        GUIDED | PICTURE | {"strength": 1.0},
+        GUIDED | IMAGE | {"strength": 1.0},
     ),
     Row(
         "Stable Diffusion 1.5 inpaint",
         "StableDiffusionInpaintPipeline",
         {"unet": UNET, "scheduler": ddim(steps_offset=1), "vae": image_vae} | SAFE,
-        TINY | GUIDED | PICTURE | {"strength": 1.0, "mask_image": HALF},
+        TINY | GUIDED | IMAGE | {"strength": 1.0, "mask_image": HALF},
         blends=True,
     ),
     Row(
@@ -67,18 +67,8 @@ ROWS = (
     Row(
         "Stable Diffusion XL img2img",
         "StableDiffusionXLImg2ImgPipeline",
-        {
-            "unet": part(
-                "UNet2DConditionModel",
-                **_UNET,
-                addition_embed_type="text_time",
-                addition_time_embed_dim=8,
-                projection_class_embeddings_input_dim=64,
-            ),
-            "scheduler": EULER,
-            "vae": image_vae,
-        },
-        POOLED | PICTURE | {"strength": 1.0},
+        {"unet": UNET_XL, "scheduler": EULER, "vae": image_vae},
+        POOLED | IMAGE | {"strength": 1.0},
     ),
     Row(
         "Kolors",
@@ -90,13 +80,14 @@ ROWS = (
         "AnimateDiff",
         "AnimateDiffPipeline",
         {
-            "unet": part("UNet2DConditionModel", **_UNET | {"norm_num_groups": 2}),
+            "unet": UNET,
             "motion_adapter": part(
                 "MotionAdapter",
-                block_out_channels=(4, 8),
+                block_out_channels=(4,),
                 motion_layers_per_block=1,
                 motion_norm_num_groups=2,
                 motion_num_attention_heads=2,
+                use_motion_mid_block=False,
             ),
             "scheduler": ddim(beta_schedule="linear"),
         },

@@ -1,65 +1,40 @@
-"""The rows of the other pipelines that make videos."""
+"""Rows of the other video pipelines."""
 
 from __future__ import annotations
 
-from tests.compatibility.parts import (
+from tests.compatibility.components import (
+    COG_DDIM,
+    COG_DPM,
+    KANDINSKY,
+    LTX,
+    Guard,
+    cog_vae,
+    cogvideox,
+    cosmos,
+    ddim,
+    flow,
+    part,
+)
+from tests.compatibility.inputs import (
+    CLIP,
     FRAME,
     GUIDED,
-    KANDINSKY,
     KANDINSKY_TEXT,
     MASKED,
     TWO_ENCODERS,
     VIDEO,
-    Guard,
-    cosmos,
-    ddim,
-    flow,
     mask,
     noise,
 )
-from tests.compatibility.rows import Row, part
-from tests.integration.tiny import cog_vae
+from tests.compatibility.rows import Row
 from tests.models.opensora.small import pipeline as opensora
 
-_COG = {
-    "num_attention_heads": 2,
-    "attention_head_dim": 8,
-    "in_channels": 4,
-    "out_channels": 4,
-    "time_embed_dim": 8,
-    "text_embed_dim": 16,
-    "num_layers": 1,
-    "sample_width": 4,
-    "sample_height": 4,
-    "sample_frames": 9,
-    "temporal_compression_ratio": 4,
-    "max_text_seq_length": 4,
-}
-COG = part("CogVideoXTransformer3DModel", **_COG)
-COG_I2V = part(
-    "CogVideoXTransformer3DModel",
-    **_COG | {"in_channels": 8, "attention_head_dim": 16},
+COG = cogvideox()
+COG_I2V = cogvideox(
+    in_channels=8,
+    attention_head_dim=16,
     use_rotary_positional_embeddings=True,
     use_learned_positional_embeddings=True,
-)
-_COG_NOISE = {
-    "prediction_type": "v_prediction",
-    "rescale_betas_zero_snr": True,
-    "timestep_spacing": "trailing",
-}
-COG_DDIM = part("CogVideoXDDIMScheduler", **_COG_NOISE)
-COG_DPM = part("CogVideoXDPMScheduler", **_COG_NOISE)
-LTX = part(
-    "LTXVideoTransformer3DModel",
-    in_channels=8,
-    out_channels=8,
-    patch_size=1,
-    patch_size_t=1,
-    num_attention_heads=2,
-    attention_head_dim=8,
-    cross_attention_dim=16,
-    num_layers=1,
-    caption_channels=16,
 )
 
 ROWS = (
@@ -139,12 +114,8 @@ ROWS = (
                 upsample_match_channel=False,
             ),
         },
-        {
-            "height": 16,
-            "width": 16,
-            "num_frames": 5,
-        }
-        | TWO_ENCODERS,
+        CLIP | TWO_ENCODERS,
+        settings={"vision_num_semantic_tokens": 4},
     ),
     Row(
         "LTX-Video",
@@ -189,7 +160,7 @@ ROWS = (
                 patch_size=2,
                 num_attention_heads=2,
                 attention_head_dim=8,
-                num_layers=2,
+                num_layers=1,
                 pooled_projection_dim=16,
                 in_channels=12,
                 text_embed_dim=16,

@@ -1,36 +1,24 @@
-"""The rows of Wan and of those built like it."""
+"""Rows of Wan and of pipelines derived from it."""
 
 from __future__ import annotations
 
-from tests.compatibility.parts import FRAME, GUIDED, MASKED, VIDEO, flow, noise, unipc
-from tests.compatibility.rows import Row, part
-from tests.integration.tiny import wan_vae
+from tests.compatibility.components import DPM_FLOW, UNIPC, WAN_CONFIG, flow, part, wan, wan_vae
+from tests.compatibility.inputs import CLIP, GUIDED, IMAGE, MASKED, TINY, VIDEO, noise
+from tests.compatibility.rows import Row
 
-_WAN = {
-    "patch_size": (1, 2, 2),
-    "num_attention_heads": 2,
-    "attention_head_dim": 12,
-    "in_channels": 16,
-    "out_channels": 16,
-    "text_dim": 16,
-    "freq_dim": 16,
-    "ffn_dim": 16,
-    "num_layers": 1,
-    "rope_max_seq_len": 32,
-}
-WAN = part("WanTransformer3DModel", **_WAN)
-WAN_I2V = part("WanTransformer3DModel", **_WAN | {"in_channels": 36, "image_dim": 4})
-WAN_I2V_22 = part("WanTransformer3DModel", **_WAN | {"in_channels": 36})
+WAN = wan()
+WAN_I2V = wan(in_channels=36, image_dim=4)
+WAN_I2V_22 = wan(in_channels=36)
 
 ROWS = (
-    Row("Wan 2.1 T2V", "WanPipeline", {"transformer": WAN, "scheduler": unipc()}, VIDEO | GUIDED),
+    Row("Wan 2.1 T2V", "WanPipeline", {"transformer": WAN, "scheduler": UNIPC}, VIDEO | GUIDED),
     Row(
         "Wan 2.2 T2V, two experts",
         "WanPipeline",
         {
             "transformer": WAN,
             "transformer_2": WAN,
-            "scheduler": unipc(),
+            "scheduler": UNIPC,
             "boundary_ratio": 0.8,
         },
         VIDEO | GUIDED | {"guidance_scale_2": 3.0},
@@ -38,8 +26,8 @@ ROWS = (
     Row(
         "Wan 2.1 I2V",
         "WanImageToVideoPipeline",
-        {"transformer": WAN_I2V, "scheduler": unipc(), "vae": wan_vae},
-        VIDEO | GUIDED | FRAME,
+        {"transformer": WAN_I2V, "scheduler": UNIPC, "vae": wan_vae},
+        CLIP | GUIDED | IMAGE,
         settings={"encode_image": lambda image, device: noise(1, 5, 4)},
     ),
     Row(
@@ -48,24 +36,23 @@ ROWS = (
         {
             "transformer": WAN_I2V_22,
             "transformer_2": WAN_I2V_22,
-            "scheduler": unipc(),
+            "scheduler": UNIPC,
             "vae": wan_vae,
             "boundary_ratio": 0.8,
         },
-        VIDEO | GUIDED | FRAME,
+        CLIP | GUIDED | IMAGE,
     ),
     Row(
         "Wan 2.2 TI2V",
         "WanPipeline",
-        {"transformer": WAN, "scheduler": unipc(), "expand_timesteps": True},
+        {"transformer": WAN, "scheduler": UNIPC, "expand_timesteps": True},
         VIDEO | GUIDED,
     ),
     Row(
         "Wan 2.1 V2V",
         "WanVideoToVideoPipeline",
-        {"transformer": WAN, "scheduler": unipc(), "vae": wan_vae},
-        {"height": 32, "width": 32, "strength": 1.0, "video": noise(1, 9, 3, 32, 32).sigmoid()}
-        | GUIDED,
+        {"transformer": WAN, "scheduler": UNIPC, "vae": wan_vae},
+        TINY | GUIDED | {"strength": 1.0, "video": noise(1, 5, 3, 16, 16).sigmoid()},
     ),
     Row(
         "Wan VACE",
@@ -73,19 +60,19 @@ ROWS = (
         {
             "transformer": part(
                 "WanVACETransformer3DModel",
-                **_WAN | {"num_layers": 2},
+                **WAN_CONFIG | {"num_layers": 2},
                 vace_layers=[0, 1],
                 vace_in_channels=96,
             ),
-            "scheduler": unipc(),
+            "scheduler": UNIPC,
             "vae": wan_vae,
         },
-        VIDEO | GUIDED,
+        CLIP | GUIDED,
     ),
     Row(
         "SkyReels V2 T2V",
         "SkyReelsV2Pipeline",
-        {"transformer": part("SkyReelsV2Transformer3DModel", **_WAN), "scheduler": unipc()},
+        {"transformer": part("SkyReelsV2Transformer3DModel", **WAN_CONFIG), "scheduler": UNIPC},
         VIDEO | GUIDED,
     ),
     Row(
@@ -109,14 +96,14 @@ ROWS = (
             "guider": part("ClassifierFreeGuidance", guidance_scale=3.0),
             "vae": wan_vae,
         },
-        VIDEO | MASKED,
+        CLIP | MASKED,
     ),
     Row(
         "AnyFlow",
         "AnyFlowPipeline",
         {
             "transformer": part(
-                "AnyFlowTransformer3DModel", **_WAN, gate_value=0.25, deltatime_type="r"
+                "AnyFlowTransformer3DModel", **WAN_CONFIG, gate_value=0.25, deltatime_type="r"
             ),
             "scheduler": part("FlowMapEulerDiscreteScheduler", shift=5.0),
         },
@@ -142,12 +129,7 @@ ROWS = (
                 qk_norm="rms_norm_across_heads",
                 rope_max_seq_len=32,
             ),
-            "scheduler": part(
-                "DPMSolverMultistepScheduler",
-                prediction_type="flow_prediction",
-                use_flow_sigmas=True,
-                flow_shift=3.0,
-            ),
+            "scheduler": DPM_FLOW,
             "vae": wan_vae,
         },
         MASKED
@@ -162,7 +144,7 @@ ROWS = (
     Row(
         "SkyReels V2, diffusion forcing",
         "SkyReelsV2DiffusionForcingPipeline",
-        {"transformer": part("SkyReelsV2Transformer3DModel", **_WAN), "scheduler": unipc()},
+        {"transformer": part("SkyReelsV2Transformer3DModel", **WAN_CONFIG), "scheduler": UNIPC},
         VIDEO | GUIDED | {"prompt": None, "base_num_frames": 97},
         refused="never called the step",
     ),

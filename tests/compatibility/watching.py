@@ -1,4 +1,4 @@
-"""Looking on at a run: which network really ran at which step, and what the scheduler saw."""
+"""Observation of a run: the network calls of each step, and what passed the scheduler."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from torch import Tensor, nn
 
 Calls = list[tuple[int, str]]
-"""Step and name of the component, one pair per call that reached it."""
+"""Step and name of the component, one pair per call."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What the scheduler was given and returned at every step, and the calls of the networks."""
+    """Input and output of the scheduler at every step, and the calls of the networks."""
 
     samples: list[Tensor] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
@@ -25,11 +25,26 @@ class Seen:
     calls: Calls = field(default_factory=list)
 
 
+@dataclass
+class KeptOutput:
+    """A pipeline that keeps the output of its last run, which ``record_run`` discards."""
+
+    pipe: Any
+    output: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.pipe, name)
+
+    def __call__(self, **call: Any) -> Any:
+        self.output = self.pipe(**call)
+        return self.output
+
+
 @contextmanager
 def counted(pipe: Any, seen: Seen) -> Iterator[None]:
-    """Note each call that reaches any component, known to ertacache or not.
+    """Count the calls of every component, known to ertacache or not.
 
-    To be entered before a policy is attached.
+    Enter it before a policy is attached.
     """
     parts = pipe.components.items()
     networks = {name: module for name, module in parts if isinstance(module, nn.Module)}
@@ -57,7 +72,7 @@ def _counting(module: nn.Module, name: str, seen: Seen) -> Callable[..., Any]:
 def watched(
     pipe: Any, seen: Seen, *, instead: Callable[[int, Any], Any] = lambda k, result: result
 ) -> Iterator[None]:
-    """Look on from above ``scheduler.step``; ``instead`` may return another latent."""
+    """Observe ``scheduler.step`` from the outside; ``instead`` may return another latent."""
     scheduler = pipe.scheduler
     below, before = scheduler.step, vars(scheduler).get("step")
     signature = inspect.signature(below)
@@ -83,9 +98,9 @@ def watched(
             scheduler.step = before
 
 
-def led(pipe: Any, way: Seen, generate: Callable[[], Any]) -> Seen:
-    """An untouched run, all networks on, that is put on another run's latent after each step."""
+def led(pipe: Any, path: Seen, generate: Callable[[], Any]) -> Seen:
+    """A full run whose latent is replaced by that of another run after each step."""
     seen = Seen()
-    with watched(pipe, seen, instead=lambda k, result: way.results[k].clone()):
+    with watched(pipe, seen, instead=lambda k, result: path.results[k].clone()):
         generate()
     return seen

@@ -1,13 +1,14 @@
-"""The table of bundled models, and how one is loaded.
+"""The bundled models, one row each, and how a pipeline is loaded.
 
-A new model is a row here and a folder of weights beside this file. Importing this module loads
-neither torch nor diffusers. Knows nothing of profiles, policies, or how the models were trained.
+Adding a model adds a row here and a folder of weights beside this file. Importing this module loads
+neither torch nor diffusers.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,12 +24,12 @@ __all__ = ["MODELS", "Model", "UnknownModelError", "load_pipeline", "load_prompt
 _HERE = Path(__file__).parent
 _SPLITS = ("calibration", "heldout")
 _INDEX = "model_index.json"
-_OPENSORA = "OpenSoraPipeline"
+_DIFFUSERS = "diffusers:DiffusionPipeline"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class UnknownModelError(ValueError):
-    """Raised for a name that is no bundled model, no pipeline folder and no hub id."""
+    """Raised for a name that is neither a bundled model, nor a pipeline folder, nor a hub id."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +38,18 @@ class Model:
 
     Attributes:
         name: What `load_pipeline` takes.
-        family: Architecture of the denoiser.
-        pipeline: Name of the diffusers class.
+        pipeline: Name of the pipeline class, as in its ``model_index.json``.
         num_inference_steps: Steps of a full run.
-        guidance: Guidance scale; ``None`` where the network runs once per step.
-        guidance_argument: What the pipeline calls it.
+        guidance: Guidance scale; ``None`` without guidance.
         size: Height and width in pixels.
         num_frames: Frames of a video; ``None`` for images.
-        extra: Further arguments that the pipeline has to be called with.
+        guidance_argument: Name of the pipeline's argument for the guidance scale.
+        extra: Further arguments of the pipeline.
+        loader: Class whose ``from_pretrained`` loads the pipeline, as ``module:class``. It is
+            imported on first use.
     """
 
     name: str
-    family: str
     pipeline: str
     num_inference_steps: int
     guidance: float | None
@@ -56,6 +57,7 @@ class Model:
     num_frames: int | None = None
     guidance_argument: str = "guidance_scale"
     extra: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    loader: str = _DIFFUSERS
 
     @property
     def folder(self) -> Path:
@@ -64,7 +66,7 @@ class Model:
 
     @property
     def call_arguments(self) -> dict[str, Any]:
-        """Keyword arguments of a full run, all but the prompt and the generator.
+        """Keyword arguments of a full run, without the prompt and the generator.
 
         Example:
             >>> MODELS["emoji-flux"].call_arguments["num_inference_steps"]
@@ -92,7 +94,6 @@ class Model:
 _ROWS = (
     Model(
         name="emoji-flux",
-        family="flux",
         pipeline="FluxPipeline",
         num_inference_steps=30,
         guidance=2.0,
@@ -102,7 +103,6 @@ _ROWS = (
     ),
     Model(
         name="emoji-wan",
-        family="wan",
         pipeline="WanPipeline",
         num_inference_steps=50,
         guidance=5.0,
@@ -112,7 +112,6 @@ _ROWS = (
     ),
     Model(
         name="emoji-cogvideox",
-        family="cogvideox",
         pipeline="CogVideoXPipeline",
         num_inference_steps=50,
         guidance=6.0,
@@ -122,12 +121,12 @@ _ROWS = (
     ),
     Model(
         name="emoji-opensora",
-        family="opensora",
         pipeline="OpenSoraPipeline",
         num_inference_steps=30,
         guidance=7.0,
         size=(32, 32),
         num_frames=17,
+        loader="ertacache.models.opensora:OpenSoraPipeline",
     ),
 )
 
@@ -157,26 +156,24 @@ def load_pipeline(model: str | os.PathLike[str], dtype: torch.dtype | None = Non
     source, local = _locate(os.fspath(model))
     import torch
 
-    load: Callable[..., Any] = _pipeline_class(source, local).from_pretrained
+    load: Callable[..., Any] = _loader(source, local).from_pretrained
     precision = torch.float32 if dtype is None else dtype
     pipe = load(source, dtype=precision, local_files_only=local)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
-def _pipeline_class(source: str, local: bool) -> Any:
-    """What loads a pipeline: diffusers, but for the one pipeline that it does not have."""
-    if local and json.loads((Path(source) / _INDEX).read_text()).get("_class_name") == _OPENSORA:
-        from ertacache.models.opensora import OpenSoraPipeline
-
-        return OpenSoraPipeline
-    from diffusers import DiffusionPipeline
-
-    return DiffusionPipeline
+def _loader(source: str, local: bool) -> Any:
+    """The loader of the row with the same pipeline class; that of diffusers if there is none."""
+    loader = _DIFFUSERS
+    if local:
+        pipeline = json.loads((Path(source) / _INDEX).read_text()).get("_class_name")
+        loader = next((row.loader for row in _ROWS if row.pipeline == pipeline), _DIFFUSERS)
+    return pkgutil.resolve_name(loader)
 
 
 def _locate(model: str) -> tuple[str, bool]:
-    """What to hand to diffusers, and whether it is on this disk."""
+    """The argument of ``from_pretrained``, and whether it is a local folder."""
     if model in MODELS:
         return str(MODELS[model].folder), True
     if (Path(model) / _INDEX).is_file():
@@ -194,8 +191,8 @@ def load_prompts(name: str, split: str) -> list[str]:
 
     Args:
         name: A bundled model.
-        split: ``"calibration"`` (64 prompts, like those of the training) or ``"heldout"`` (128
-            prompts, each with a subject and a background that were never seen together).
+        split: ``"calibration"`` (64 prompts from the training distribution) or ``"heldout"`` (128
+            prompts, each a combination of subject and background left out of the training).
 
     Example:
         >>> [len(load_prompts("emoji-flux", split)) for split in ("calibration", "heldout")]

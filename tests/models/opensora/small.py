@@ -1,7 +1,7 @@
-"""Small networks with weights from a recipe, and the tensors that the public code made of them.
+"""Small networks with seeded weights, and the outputs of the public implementation for them.
 
 The golden files were written by the public v1.2 implementation (float32, CPU) with these weights:
-inputs, and what it returned for them.
+inputs and outputs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ertacache.models.opensora import (
 from tests.integration.tiny import quiet, t5, tokenizer
 
 GOLDEN = Path(__file__).parent / "golden"
-KEPT = {"rope.freqs", "scale", "shift"}  # these follow from the configuration
+KEPT = {"rope.freqs", "scale", "shift"}  # set by the configuration
 
 TRANSFORMER = {
     "num_attention_heads": 4,
@@ -48,7 +48,7 @@ def golden(name: str) -> dict[str, Tensor]:
 
 
 def seeded_state(shapes: Mapping[str, torch.Size], *, seed: int) -> dict[str, Tensor]:
-    """Weights from a seed: keys in alphabetical order, one draw each."""
+    """Weights from a seed: one draw per key, in alphabetical order."""
     generator = torch.Generator().manual_seed(seed)
     state = {}
     for key in sorted(shapes):

@@ -1,4 +1,4 @@
-"""What each layer mixes, and what it leaves alone."""
+"""Each module: its formula, and the positions that it mixes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from torch import Tensor
 from ertacache.models.opensora.blocks import (
     CrossAttention,
     OpenSoraBlock,
+    PatchEmbed,
     RotaryEmbedding,
+    position_embedding,
     rotate,
 )
 
+CPU = torch.device("cpu")
 DIM, FRAMES, PATCHES = 16, 3, 4
 
 
@@ -26,7 +29,7 @@ def block(*, temporal: bool) -> OpenSoraBlock:
 
 
 def changed(temporal: bool) -> Tensor:
-    """Which of the (frames, patches) move when the first patch of the first frame does."""
+    """The (frames, patches) that change when the first patch of the first frame does."""
     x, text = torch.randn(1, FRAMES, PATCHES, DIM), torch.randn(1, 5, DIM)
     other = x.clone()
     other[:, 0, 0] += torch.randn(DIM)
@@ -37,17 +40,17 @@ def changed(temporal: bool) -> Tensor:
     return (outputs[0] != outputs[1]).any(-1)[0]
 
 
-def test_spatial_block_stays_within_a_frame() -> None:
+def test_spatial_block_mixes_within_a_frame() -> None:
     assert torch.equal(
         changed(temporal=False), torch.tensor([[True] * 4, [False] * 4, [False] * 4])
     )
 
 
-def test_temporal_block_stays_within_a_patch() -> None:
+def test_temporal_block_mixes_within_a_patch() -> None:
     assert torch.equal(changed(temporal=True), torch.tensor([[True, False, False, False]] * 3))
 
 
-def test_masked_text_is_never_seen() -> None:
+def test_masked_text_has_no_effect() -> None:
     layer, x, text = CrossAttention(DIM, heads=2), torch.randn(1, 2, 3, DIM), torch.randn(1, 4, DIM)
     mask = torch.tensor([[True, True, False, False]])
     with torch.no_grad():
@@ -66,7 +69,7 @@ def test_scores_of_rotated_vectors_depend_on_the_distance() -> None:
     assert not torch.allclose(scores[0, 0], scores[0, 3])
 
 
-def test_modulation_of_a_frame_is_its_own() -> None:
+def test_modulation_is_per_frame() -> None:
     layer, x, text = (
         block(temporal=False),
         torch.randn(1, FRAMES, PATCHES, DIM),
@@ -77,3 +80,27 @@ def test_modulation_of_a_frame_is_its_own() -> None:
         together = layer(x, text, None, each)
         alone = [layer(x, text, None, each[:, [k]])[:, k] for k in range(FRAMES)]
     torch.testing.assert_close(together, torch.stack(alone, dim=1))
+
+
+def test_positions_are_those_of_the_stretched_square() -> None:
+    """2 rows of 8 patches: a square of 4, so that columns are 0.5 apart and rows 2."""
+    embedding = position_embedding(2, 8, dim=8, scale=1.0, device=CPU).view(2, 8, 8)
+    column, row = torch.tensor([1.5, 0.015]), torch.tensor([2.0, 0.02])
+    expected = torch.cat([column.sin(), column.cos(), row.sin(), row.cos()])
+    torch.testing.assert_close(embedding[1, 3], expected)
+
+
+def test_scale_divides_positions() -> None:
+    small = position_embedding(4, 4, dim=8, scale=1.0, device=CPU).view(4, 4, 8)
+    large = position_embedding(4, 4, dim=8, scale=2.0, device=CPU).view(4, 4, 8)
+    torch.testing.assert_close(large[2, 2], small[1, 1])
+
+
+def test_incomplete_patches_are_padded_with_zeros() -> None:
+    embed = PatchEmbed((2, 2, 2), in_channels=1, dim=3)
+    video = torch.randn(1, 1, 3, 5, 3)
+    padded = torch.zeros(1, 1, 4, 6, 4)
+    padded[:, :, :3, :5, :3] = video
+    with torch.no_grad():
+        assert embed(video).shape == (1, 3, 2, 3, 2)
+        assert torch.equal(embed(video), embed(padded))

@@ -1,4 +1,4 @@
-"""Frames that are given: kept, and generated late."""
+"""Given frames: kept, or generated from a later timestep on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def conditioning(strength: Tensor, latents: Tensor | None = GIVEN) -> FrameCondi
     )
 
 
-def test_frame_of_half_the_strength_is_kept_for_half_the_time() -> None:
+def test_frame_of_half_strength_is_kept_for_half_the_run() -> None:
     frames = conditioning(torch.tensor([1.0, 0.5, 0.0]))
     assert frames is not None
     x = frames.begin(NOISE)
@@ -39,7 +39,7 @@ def test_frame_of_half_the_strength_is_kept_for_half_the_time() -> None:
     assert x[0, 0, 0] == 1
 
 
-def test_each_video_has_its_own_mask() -> None:
+def test_mask_per_video() -> None:
     frames = conditioning(torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]))
     assert frames is not None
     assert frames.begin(NOISE).flatten(1).tolist() == [[1, 0, 0], [0, 0, 1]]
@@ -55,7 +55,7 @@ def test_mask_of_zeros_is_no_conditioning() -> None:
     assert conditioning(torch.zeros(3), None) is None
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_inconsistent_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="a conditioning_mask needs conditioning_latents"):
         conditioning(torch.ones(3), None)
     with pytest.raises(ValueError, match="conditioning_latents need a conditioning_mask"):

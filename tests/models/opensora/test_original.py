@@ -1,4 +1,4 @@
-"""Published weights: found, checked, loaded."""
+"""Published weights: located, checked, loaded."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def test_other_weights_are_refused(folder: Path) -> None:
         OpenSoraTransformer3DModel.from_original(folder)
 
 
-def test_nothing_there(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"holds no \.safetensors file"):
+def test_missing_weights(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"contains no \.safetensors file"):
         OpenSoraTransformer3DModel.from_original(tmp_path)
-    with pytest.raises(FileNotFoundError, match="no file, no folder, and no hub id"):
+    with pytest.raises(FileNotFoundError, match="neither a file, nor a folder, nor a hub id"):
         OpenSoraTransformer3DModel.from_original(tmp_path / "absent")

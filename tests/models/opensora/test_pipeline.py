@@ -19,12 +19,17 @@ from ertacache.formats.policy import Policy
 from ertacache.integration import attach, fingerprint, nominal, record_run
 from ertacache.models import load_pipeline
 from ertacache.models.opensora import OpenSoraPipeline
+from ertacache.models.opensora.pipeline import GuidedVelocity
+from ertacache.models.opensora.prompts import EncodedText
+from ertacache.models.opensora.sizes import Video
 from tests.integration.setting import paper_plan, trajectory_plan
 from tests.models.opensora.small import AUTOENCODER, golden, pipeline, transformer
 
 STEPS = 8
 COMPUTED = (0, 1, 3, 6, 7)
 PROMPT = "a red circle moving left"
+VIDEO = Video(32, 32, 5, 24.0)
+LATENTS = torch.zeros(1, 2, 2, 4, 4)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +65,7 @@ def test_ten_steps_agree_with_the_public_sampler(pipe: OpenSoraPipeline) -> None
 def test_conditioned_frames_agree_with_the_public_sampler(
     pipe: OpenSoraPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first frame kept; one frame of each video generated after half or most of the steps."""
+    """The first frame is kept; one frame per video is generated from half or most of the run on."""
     public = golden("sampling")
     monkeypatch.setattr(conditioning_module, "randn_tensor", lambda *_, **__: public["noise"])
     mask, given = public["conditioning_mask"], public["given"]
@@ -78,17 +83,17 @@ def test_mask_of_zeros_is_the_default(pipe: OpenSoraPipeline) -> None:
 def test_outputs(pipe: OpenSoraPipeline, num_frames: int) -> None:
     few = {"num_frames": num_frames, "num_inference_steps": 2}
     pt, array = (run(pipe, output_type=kind, **few) for kind in ("pt", "np"))
-    pictures = run(pipe, output_type="pil", **few)
+    images = run(pipe, output_type="pil", **few)
     assert pt.shape == (1, num_frames, 3, 32, 24)
     assert array.shape == (1, num_frames, 32, 24, 3)
-    assert [len(video) for video in pictures] == [num_frames]
-    assert pictures[0][0].size == (24, 32)
+    assert [len(video) for video in images] == [num_frames]
+    assert images[0][0].size == (24, 32)
     torch.testing.assert_close(torch.from_numpy(array).permute(0, 1, 4, 2, 3), pt)
     as_tuple = pipe(PROMPT, return_dict=False, **arguments(output_type="pt", **few))
     assert torch.equal(as_tuple[0], pt)
 
 
-def test_each_prompt_is_its_own(pipe: OpenSoraPipeline) -> None:
+def test_prompts_of_a_batch_are_independent(pipe: OpenSoraPipeline) -> None:
     """Prompts of different lengths in one batch, and two videos of each."""
     prompts = [PROMPT, "a blue square"]
     noise = torch.randn(4, 4, 2, 4, 3)
@@ -98,19 +103,19 @@ def test_each_prompt_is_its_own(pipe: OpenSoraPipeline) -> None:
         torch.testing.assert_close(together[[row]], alone, rtol=0, atol=1e-4)
 
 
-def test_negative_prompt_replaces_the_empty_text(pipe: OpenSoraPipeline) -> None:
+def test_negative_prompt_replaces_the_null_text(pipe: OpenSoraPipeline) -> None:
     plain = run(pipe)
     assert not torch.allclose(run(pipe, negative_prompt="a blue square on black"), plain, atol=0.1)
-    same = run(pipe, negative_prompt=PROMPT)  # nothing to steer by: the scale does not matter
+    same = run(pipe, negative_prompt=PROMPT)  # equal prompts: the scale has no effect
     torch.testing.assert_close(same, run(pipe, guidance_scale=1.0), rtol=0, atol=1e-4)
 
 
-def test_prompts_are_cleaned_unless_told_otherwise(pipe: OpenSoraPipeline) -> None:
+def test_prompts_are_cleaned_by_default(pipe: OpenSoraPipeline) -> None:
     assert torch.equal(run(pipe, f"<b>{PROMPT}</b>"), run(pipe))
     assert not torch.equal(run(pipe, f"<b>{PROMPT}</b>", clean_caption=False), run(pipe))
 
 
-def test_callback_sees_changes_and_interrupts(pipe: OpenSoraPipeline) -> None:
+def test_callback_changes_latents_and_interrupts(pipe: OpenSoraPipeline) -> None:
     seen = []
 
     def stop(caller: Any, step: int, t: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -154,7 +159,7 @@ def test_round_trip_through_a_folder(pipe: OpenSoraPipeline, tmp_path: Path) -> 
 
 
 def test_folder_names_the_modules_of_its_parts(pipe: OpenSoraPipeline, tmp_path: Path) -> None:
-    """They are imported on loading; diffusers has to be told the pipeline's own class only."""
+    """They are imported on loading; only the pipeline class itself must be passed to diffusers."""
     pipe.save_config(tmp_path)
     index = json.loads((tmp_path / "model_index.json").read_text())
     for name, module in (
@@ -193,7 +198,7 @@ def policies(pipe: OpenSoraPipeline) -> dict[str, Policy]:
 
 
 @pytest.mark.parametrize("method", ["trajectory", "paper"])
-def test_policy_drops_calls_and_leaves_nothing(
+def test_policy_reduces_evaluations_and_detaches_completely(
     pipe: OpenSoraPipeline, policies: dict[str, Policy], method: str
 ) -> None:
     before = run(pipe)
@@ -209,18 +214,18 @@ def test_policy_drops_calls_and_leaves_nothing(
     assert torch.equal(run(pipe), before)
 
 
-def test_policy_that_reuses_nothing_is_the_untouched_run(
+def test_policy_without_reuse_is_the_full_run(
     pipe: OpenSoraPipeline, policies: dict[str, Policy]
 ) -> None:
-    table = policies["trajectory"].sigmas
-    everything = paper_plan(table, range(STEPS), scale=1.0, rectified=False)
-    policy = Policy(everything, table, fingerprint=policies["trajectory"].fingerprint)
+    sigmas = policies["trajectory"].sigmas
+    everything = paper_plan(sigmas, range(STEPS), scale=1.0, rectified=False)
+    policy = Policy(everything, sigmas, fingerprint=policies["trajectory"].fingerprint)
     with attach(pipe, policy):
         attached = run(pipe)
     assert torch.equal(attached, run(pipe))
 
 
-def test_kept_frames_stay_with_a_policy(
+def test_policy_keeps_conditioning_frames(
     pipe: OpenSoraPipeline, policies: dict[str, Policy]
 ) -> None:
     given = torch.randn(1, 4, 2, 4, 3)
@@ -237,6 +242,39 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert not set(done.stdout.split()) & {"torch", "diffusers", "transformers", "safetensors"}
 
 
-def test_a_saved_folder_loads_as_any_other_model(pipe: OpenSoraPipeline, tmp_path: Path) -> None:
+def test_a_saved_folder_loads_like_any_other_model(pipe: OpenSoraPipeline, tmp_path: Path) -> None:
     pipe.save_pretrained(tmp_path)
     assert isinstance(load_pipeline(tmp_path), OpenSoraPipeline)
+
+
+class Network:
+    """Outputs the mean of the text, and a variance that must be ignored."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+
+    def __call__(self, hidden_states: Tensor, **call: Any) -> tuple[Tensor]:
+        latents = hidden_states
+        self.calls.append(call | {"latents": latents})
+        text = call["encoder_hidden_states"].mean(dim=(1, 2)).view(-1, 1, 1, 1, 1)
+        return (torch.cat([latents + text, latents + 1e6], dim=1),)
+
+
+def test_guidance_scales_the_text_in_the_first_half() -> None:
+    network = Network()
+    text = EncodedText.of(torch.tensor([3.0, 1.0]).view(2, 1, 1), None)
+    v = GuidedVelocity(network, text, VIDEO, 7.0)(LATENTS, torch.tensor(900.0), None)
+    assert v.shape == LATENTS.shape
+    assert v.unique().item() == 1 + 7 * (3 - 1)
+    (call,) = network.calls  # both halves in one call
+    assert call["latents"].shape[0] == 2
+    assert call["timestep"].tolist() == [900.0, 900.0]
+
+
+def test_without_guidance_only_the_text_is_evaluated() -> None:
+    network = Network()
+    text = EncodedText.of(torch.full((1, 1, 1), 3.0), None)
+    generated = torch.tensor([[False, True]])
+    v = GuidedVelocity(network, text, VIDEO, None)(LATENTS, torch.tensor(900.0), generated)
+    assert v.unique().item() == 3
+    assert torch.equal(network.calls[0]["frame_mask"], generated)

@@ -1,4 +1,4 @@
-"""The table and the steps of RFLOW."""
+"""The sigma schedule and the steps of RFLOW."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_timesteps_are_the_public_ones(num_frames: int, name: str) -> None:
     torch.testing.assert_close(scheduler.timesteps, golden("sampling")[name], rtol=1e-6, atol=0)
 
 
-def test_table_begins_with_noise_and_ends_with_data() -> None:
+def test_schedule_begins_with_noise_and_ends_with_data() -> None:
     scheduler = RFlowScheduler()
     scheduler.set_timesteps(7, height=48, width=44, num_frames=34)
     assert scheduler.sigmas[0] == 1  # where the public code rounds to above 1
@@ -32,11 +32,11 @@ def test_table_begins_with_noise_and_ends_with_data() -> None:
 def test_frames_beyond_a_full_micro_frame_do_not_count() -> None:
     assert size_ratio(240, 426, 17) == size_ratio(240, 426, 33)
     assert size_ratio(512, 512, 34) == pytest.approx(10**0.5)
-    assert size_ratio(512, 512, 9) == pytest.approx(3**0.5)  # the public rule gives no table
+    assert size_ratio(512, 512, 9) == pytest.approx(3**0.5)  # the public rule is undefined here
 
 
 def test_euler_is_exact_on_a_straight_path() -> None:
-    """Data minus noise is the velocity everywhere, so that any table ends at the data."""
+    """Data minus noise is the velocity everywhere, so that any schedule ends at the data."""
     scheduler = RFlowScheduler()
     scheduler.set_timesteps(5, height=720, width=1280, num_frames=204)
     data, noise = torch.randn(2, 1, 4, 3, 2, 2)
@@ -60,21 +60,21 @@ def test_is_read_like_any_other_scheduler() -> None:
     assert nominal(scheduler).tolist() == [[1.0, 0.25]] * 4
 
 
-def test_size_must_be_known() -> None:
+def test_size_must_be_given() -> None:
     with pytest.raises(ValueError, match="pass height=, width= and num_frames="):
         RFlowScheduler().set_timesteps(30)
     with pytest.raises(ValueError, match="at least 1, got 0"):
         RFlowScheduler().set_timesteps(0, height=240, width=426, num_frames=51)
 
 
-def test_strange_timestep_is_refused() -> None:
+def test_unknown_timestep_is_refused() -> None:
     scheduler = RFlowScheduler(use_timestep_transform=False)
     scheduler.set_timesteps(4)
     with pytest.raises(ValueError, match=r"3\.0 is not a timestep of this run"):
         scheduler.step(torch.zeros(1), 3.0, torch.zeros(1))
 
 
-def test_half_precision_is_added_up_in_float32() -> None:
+def test_half_precision_steps_are_computed_in_float32() -> None:
     scheduler = RFlowScheduler(use_timestep_transform=False)
     scheduler.set_timesteps(3)
     v, x = (torch.randn(64).bfloat16() for _ in range(2))

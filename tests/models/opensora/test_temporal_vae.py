@@ -1,4 +1,4 @@
-"""The temporal autoencoder against the public implementation, and what causal means."""
+"""The temporal autoencoder against the public implementation; causality."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_recipe_makes_the_weights_that_the_public_code_had(
     assert torch.equal(vae.encoder.conv_in.conv.weight[:2], public["weight"])
 
 
-def test_convolutions_do_not_look_ahead() -> None:
-    """Group norms see all frames, so one layer has to do."""
+def test_convolutions_are_causal() -> None:
+    """Tested on one layer: group norms mix all frames."""
     conv = autoencoder().temporal_vae.encoder.conv_in
     x = torch.randn(1, 4, 6, 3, 3)
     later = x.clone()

@@ -1,4 +1,4 @@
-"""STDiT3 against the public implementation, and what it adds to be a diffusers model."""
+"""STDiT3 against the public implementation, and as a diffusers model."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ def test_agrees_without_normalised_queries(public: dict[str, Tensor]) -> None:
 
 
 def test_agrees_where_frames_are_generated(public: dict[str, Tensor]) -> None:
-    """For frames that are given, the public final layer modulates twice; no sampler looks there."""
+    """For given frames the public final layer modulates twice; no sampler uses that output."""
     generated = public["frame_mask"]
     ours = run(transformer(), public, frame_mask=generated).transpose(1, 2)
     assert_near(ours[generated], public["masked"].transpose(1, 2)[generated])
     assert not torch.allclose(ours[generated], public["plain"].transpose(1, 2)[generated], atol=0.1)
 
 
-def test_frame_mask_of_all_frames_is_none_at_all(public: dict[str, Tensor]) -> None:
+def test_frame_mask_of_all_frames_is_like_none(public: dict[str, Tensor]) -> None:
     everything = torch.ones_like(public["frame_mask"])
     assert_near(run(transformer(), public, frame_mask=everything), public["plain"])
 
 
-def test_padding_of_the_text_does_not_matter(public: dict[str, Tensor]) -> None:
+def test_padding_of_the_text_has_no_effect(public: dict[str, Tensor]) -> None:
     noise = torch.randn_like(public["encoder_hidden_states"])
     text = public["encoder_hidden_states"]
     text = torch.where(public["encoder_attention_mask"][..., None] == 1, text, noise)
@@ -67,11 +67,11 @@ def test_padding_of_the_text_does_not_matter(public: dict[str, Tensor]) -> None:
 
 
 def published_keys() -> dict[str, list[int]]:
-    table = json.loads((GOLDEN / "keys.json").read_text())
+    published = json.loads((GOLDEN / "keys.json").read_text())
     return {
         key.replace("*", str(layer)): shape
-        for key, shape in table["transformer"].items()
-        for layer in range(table["num_layers"] if "*" in key else 1)
+        for key, shape in published["transformer"].items()
+        for layer in range(published["num_layers"] if "*" in key else 1)
     }
 
 
@@ -90,7 +90,7 @@ def test_round_trip(public: dict[str, Tensor], tmp_path: Path) -> None:
     assert torch.equal(run(again, public), run(network, public))
 
 
-def test_half_precision_answers_in_float32(public: dict[str, Tensor]) -> None:
+def test_half_precision_outputs_float32(public: dict[str, Tensor]) -> None:
     """The timestep is rounded to the precision of the network, as in the public code."""
     timestep = public["timestep"].bfloat16().float()
     precise = run(transformer(), public, timestep=timestep)
@@ -112,8 +112,8 @@ def test_gradients_with_and_without_checkpointing(public: dict[str, Tensor]) -> 
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-def test_fresh_network_has_silent_temporal_blocks() -> None:
-    """As published: training begins with a network of images."""
+def test_fresh_temporal_blocks_contribute_nothing() -> None:
+    """As published: training starts from an image network."""
     network = OpenSoraTransformer3DModel(**TRANSFORMER).eval()
     x, text = torch.randn(1, 4, 3, 4, 4), torch.randn(1, 9, 24)
     call = {"timestep": torch.tensor([500.0]), "height": 32, "width": 32}
@@ -125,10 +125,10 @@ def test_fresh_network_has_silent_temporal_blocks() -> None:
     torch.testing.assert_close(video[:, :, :1], first)
 
 
-def test_empty_text_is_no_longer_than_the_network_knows() -> None:
+def test_null_text_has_a_maximal_length() -> None:
     network = transformer()
     assert torch.equal(network.null_text(4), network.y_embedder.y_embedding[:4])
-    with pytest.raises(ValueError, match="the text has 10 tokens, but the network knows 9"):
+    with pytest.raises(ValueError, match="the text has 10 tokens, but the network takes at most 9"):
         network.null_text(10)
 
 
@@ -138,7 +138,7 @@ def test_impossible_heads_are_refused() -> None:
 
 
 def test_patches_of_several_frames() -> None:
-    """What fills up the last patch is cut off again; frames cannot be given inside of one."""
+    """Padding of the last patch is removed; a frame mask inside a patch is refused."""
     network = transformer(patch_size=(2, 1, 2))
     video, text = torch.randn(1, 4, 5, 4, 6), torch.randn(1, 3, 24)
     call = {"timestep": torch.tensor([500.0]), "fps": 24.0, "height": 32, "width": 48}

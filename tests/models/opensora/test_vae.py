@@ -36,7 +36,7 @@ def decode(vae: AutoencoderKLOpenSora, latents: Tensor, num_frames: int | None =
 
 @pytest.fixture
 def _one_thread() -> Iterator[None]:
-    """Several threads sum convolutions in another order, on some processors 3e-5 apart."""
+    """Several threads sum convolutions in another order, up to 3e-5 apart."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -63,13 +63,13 @@ def test_full_size_has_the_published_keys_and_shapes() -> None:
 
 
 @pytest.mark.parametrize("num_frames", [1, 2, 4, 5, 17, 18])
-def test_frames_go_through_and_come_back(vae: AutoencoderKLOpenSora, num_frames: int) -> None:
+def test_shapes_of_encode_and_decode(vae: AutoencoderKLOpenSora, num_frames: int) -> None:
     latents = encode(vae, torch.randn(2, 3, num_frames, 8, 8).clamp(-1, 1))
     assert latents.shape == (2, 4, vae.latent_frames(num_frames), 1, 1)
     assert decode(vae, latents, num_frames).shape == (2, 3, num_frames, 8, 8)
 
 
-def test_micro_frames_do_not_know_of_each_other(vae: AutoencoderKLOpenSora) -> None:
+def test_micro_frames_are_independent(vae: AutoencoderKLOpenSora) -> None:
     video = torch.randn(1, 3, 20, 8, 8).clamp(-1, 1)
     other = video.clone()
     other[:, :, 17:] = 0
@@ -78,7 +78,7 @@ def test_micro_frames_do_not_know_of_each_other(vae: AutoencoderKLOpenSora) -> N
 
 
 def test_latents_are_normalised(vae: AutoencoderKLOpenSora) -> None:
-    """Means and deviations both follow ``(z - shift) / scale`` of the temporal autoencoder's."""
+    """Mean and deviation are those of ``(z - shift) / scale`` of the temporal autoencoder."""
     video = torch.randn(1, 3, 4, 8, 8).clamp(-1, 1)
     with torch.no_grad():
         moments = vae.temporal_vae.encode(vae.spatial_vae.encode(video, None))
@@ -88,7 +88,7 @@ def test_latents_are_normalised(vae: AutoencoderKLOpenSora) -> None:
     torch.testing.assert_close(normal.std * vae.scale, (0.5 * logvar).exp())
 
 
-def test_generator_draws_the_spatial_latents(vae: AutoencoderKLOpenSora) -> None:
+def test_generator_samples_the_spatial_latents(vae: AutoencoderKLOpenSora) -> None:
     video = torch.randn(1, 3, 4, 8, 8).clamp(-1, 1)
 
     def draw(seed: int) -> Tensor:
@@ -116,7 +116,7 @@ def test_round_trip(vae: AutoencoderKLOpenSora, tmp_path: Path) -> None:
     again = AutoencoderKLOpenSora.from_pretrained(tmp_path)
     state, loaded = vae.state_dict(), again.state_dict()
     assert all(torch.equal(loaded[key], value) for key, value in state.items())
-    latents = torch.randn(1, 4, 5, 1, 1)  # other places in memory round otherwise
+    latents = torch.randn(1, 4, 5, 1, 1)  # the rounding depends on memory alignment
     torch.testing.assert_close(decode(again, latents), decode(vae, latents))
 
 

@@ -1,26 +1,33 @@
-"""The layers of STDiT3: attention over space or time, attention to the text, and modulation.
+"""The modules of STDiT3: embeddings of its inputs, attention over space or time, modulation.
 
-Hidden states stay in the shape (batch, frames, patches, channels) throughout. Names of parameters
-are those of the published weights. Knows nothing of patches, timesteps or pipelines.
+Hidden states have the shape (batch, frames, patches, channels) throughout. Names of parameters are
+those of the published weights.
 """
 
 from __future__ import annotations
 
 import torch
 from diffusers.models.attention import AttentionModuleMixin
+from diffusers.models.embeddings import get_timestep_embedding
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 __all__ = [
+    "CaptionEmbedder",
     "CrossAttention",
     "FeedForward",
     "FinalLayer",
     "OpenSoraBlock",
+    "PatchEmbed",
     "RotaryEmbedding",
+    "ScalarEmbedder",
     "SelfAttention",
     "modulate",
+    "position_embedding",
     "rotate",
 ]
+
+_FREQUENCIES = 256  # of the sinusoidal embedding of a timestep or a frame rate
 
 Rotary = tuple[Tensor, Tensor]
 """Cosines and sines, each of shape (positions, half the channels of a head)."""
@@ -32,7 +39,7 @@ def modulate(hidden_states: Tensor, *, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:
-    """Turn each pair of neighbouring channels by the angle of its position.
+    """Rotate each pair of adjacent channels by the angle of its position.
 
     Example:
         >>> quarter = torch.tensor([[0.0]]), torch.tensor([[1.0]])
@@ -41,15 +48,15 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
     """
     cos, sin = rotary
     first, second = x[..., 0::2], x[..., 1::2]
-    turned = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1)
-    return turned.flatten(-2)
+    rotated = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return rotated.flatten(-2)
 
 
 class RotaryEmbedding(nn.Module):
-    """Angles of the frames; the frequencies are stored with the weights, but not trained."""
+    """Rotary angles of the frames; the frequencies are stored with the weights, not trained."""
 
     def __init__(self, dim: int, *, theta: float = 10000.0) -> None:
-        """Make frequencies for heads of ``dim`` channels."""
+        """Create the frequencies of heads of ``dim`` channels."""
         super().__init__()
         exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
         self.freqs = nn.Parameter(theta**-exponents, requires_grad=False)
@@ -65,7 +72,7 @@ class FeedForward(nn.Module):
     """Two linear layers with a GELU between them."""
 
     def __init__(self, dim: int, inner_dim: int, *, out_dim: int | None = None) -> None:
-        """Go from ``dim`` over ``inner_dim`` to ``out_dim`` channels, ``dim`` if not given."""
+        """Map ``dim`` over ``inner_dim`` to ``out_dim`` channels, ``dim`` if not given."""
         super().__init__()
         self.fc1 = nn.Linear(dim, inner_dim)
         self.fc2 = nn.Linear(inner_dim, dim if out_dim is None else out_dim)
@@ -77,12 +84,92 @@ class FeedForward(nn.Module):
         return output
 
 
+def position_embedding(
+    rows: int, columns: int, *, dim: int, scale: float, device: torch.device
+) -> Tensor:
+    """Sinusoidal embedding of each patch position, column first, shape (patches, dim).
+
+    Both axes are stretched to the side of a square with the same number of patches, and divided by
+    ``scale``, the ratio of the image size to the base resolution of the network.
+
+    Example:
+        >>> position_embedding(1, 2, dim=4, scale=1.0, device=torch.device("cpu"))
+        tensor([[0.0000, 1.0000, 0.0000, 1.0000],
+                [0.4794, 0.8776, 0.0000, 1.0000]])
+    """
+    side = round((rows * columns) ** 0.5)
+    exponents = torch.arange(0, dim // 2, 2, dtype=torch.float32, device=device) / (dim // 2)
+    freqs = 1.0 / 10000**exponents
+
+    def encode(length: int) -> Tensor:
+        positions = torch.arange(length, device=device) / scale * (side / length)
+        angles = torch.outer(positions, freqs)
+        return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+    x = encode(columns).expand(rows, columns, -1)
+    y = encode(rows)[:, None].expand(rows, columns, -1)
+    return torch.cat([x, y], dim=-1).flatten(0, 1)
+
+
+class PatchEmbed(nn.Module):
+    """Embedding of the patches of a video; incomplete patches are padded with zeros."""
+
+    def __init__(self, patch_size: tuple[int, int, int], *, in_channels: int, dim: int) -> None:
+        """Embed patches of ``patch_size`` (frames, rows, columns) in ``dim`` channels."""
+        super().__init__()
+        self.patch_size = patch_size
+        self.proj = nn.Conv3d(in_channels, dim, kernel_size=patch_size, stride=patch_size)
+
+    def forward(self, video: Tensor) -> Tensor:
+        """Return shape (batch, dim, frames, rows, columns), the last three counted in patches."""
+        missing = [
+            -size % patch for size, patch in zip(video.shape[2:], self.patch_size, strict=True)
+        ]
+        frames, rows, columns = missing
+        output: Tensor = self.proj(F.pad(video, (0, columns, 0, rows, 0, frames)))
+        return output
+
+
+class ScalarEmbedder(nn.Module):
+    """Embedding of one number per sample: a timestep or a frame rate."""
+
+    def __init__(self, dim: int) -> None:
+        """Embed in ``dim`` channels."""
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(_FREQUENCIES, dim), nn.SiLU(), nn.Linear(dim, dim))
+
+    def forward(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        """Embed values of shape (batch,)."""
+        waves = get_timestep_embedding(
+            values, _FREQUENCIES, flip_sin_to_cos=True, downscale_freq_shift=0
+        )
+        output: Tensor = self.mlp(waves.to(dtype))
+        return output
+
+
+class CaptionEmbedder(nn.Module):
+    """Projection of the text encoder's output, and the learned null text."""
+
+    def __init__(self, caption_channels: int, *, dim: int, max_length: int) -> None:
+        """Project ``caption_channels`` to ``dim``; the null text has ``max_length`` tokens."""
+        super().__init__()
+        self.y_proj = FeedForward(caption_channels, dim, out_dim=dim)
+        self.y_embedding: Tensor
+        empty = torch.randn(max_length, caption_channels) / caption_channels**0.5
+        self.register_buffer("y_embedding", empty)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Project the text."""
+        output: Tensor = self.y_proj(text)
+        return output
+
+
 class SelfAttention(nn.Module, AttentionModuleMixin):
     """Attention within a sequence, queries and keys normalised before they are rotated."""
 
     is_cross_attention = False
     processor = None  # type: ignore[assignment]
-    _supports_qkv_fusion = False  # it has one projection already
+    _supports_qkv_fusion = False  # there is one projection already
 
     def __init__(self, dim: int, *, heads: int, qk_norm: bool) -> None:
         """Divide ``dim`` channels among ``heads``."""
@@ -140,7 +227,7 @@ class OpenSoraBlock(nn.Module):
     def __init__(
         self, dim: int, *, heads: int, mlp_ratio: float, qk_norm: bool, temporal: bool
     ) -> None:
-        """Make a block that attends over time if ``temporal``, over space otherwise."""
+        """Attend over time if ``temporal``, over space otherwise."""
         super().__init__()
         self.temporal = temporal
         self.norm1 = nn.LayerNorm(dim, eps=1e-6, elementwise_affine=False)
@@ -163,7 +250,7 @@ class OpenSoraBlock(nn.Module):
         Args:
             hidden_states: shape (batch, frames, patches, channels).
             text: shape (batch, tokens, channels).
-            text_mask: shape (batch, tokens), True where there is text; None if everywhere.
+            text_mask: shape (batch, tokens), False for padding; None without padding.
             modulation: shape (batch, frames or 1, 6, channels).
             rotary: angles of the frames, for a temporal block.
         """
@@ -175,7 +262,7 @@ class OpenSoraBlock(nn.Module):
         return x
 
     def modulated_input(self, hidden_states: Tensor, modulation: Tensor) -> Tensor:
-        """Return what the self-attention is given; the arguments are those of a call."""
+        """Return the input of the self-attention; arguments as in ``forward``."""
         shift, scale, *_ = self._factors(modulation)
         return modulate(self.norm1(hidden_states), shift=shift, scale=scale)
 
@@ -193,10 +280,10 @@ class OpenSoraBlock(nn.Module):
 
 
 class FinalLayer(nn.Module):
-    """From hidden states to the values of the pixels of each patch."""
+    """Projection of hidden states to the latent values of each patch."""
 
     def __init__(self, dim: int, out_dim: int) -> None:
-        """Make ``out_dim`` values per patch."""
+        """Project to ``out_dim`` values per patch."""
         super().__init__()
         self.norm_final = nn.LayerNorm(dim, eps=1e-6, elementwise_affine=False)
         self.linear = nn.Linear(dim, out_dim)

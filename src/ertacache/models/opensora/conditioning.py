@@ -1,8 +1,7 @@
-"""Frames that are given rather than generated: the first of a video, both ends, any of them.
+"""Conditioning on frames: the first of a video, both ends, any of them.
 
-A latent frame with a strength of 1 is kept as it is; with a strength of 0 it is generated; between
-them it is kept at first, gets its noise late, and is generated from there. Knows nothing of
-networks or text.
+A latent frame of strength 1 is kept; one of strength 0 is generated; in between it is kept at
+first, gets its noise at a later timestep, and is generated from there.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from ertacache.models.opensora.scheduler import RFlowScheduler
 __all__ = ["FrameConditioning", "Generators"]
 
 Generators = torch.Generator | list[torch.Generator] | None
-"""One generator, one per video, or the global one."""
+"""One generator, one per video, or None for the global one."""
 
 
 class FrameConditioning:
-    """Which frames a run generates at which step.
+    """The frames that a run generates at each step.
 
     Example:
         >>> video, noise = torch.ones(1, 1, 2, 1, 1), torch.zeros(1, 1, 2, 1, 1)
@@ -43,9 +42,9 @@ class FrameConditioning:
         """Keep frames of ``latents`` (batch, channels, frames, height, width).
 
         Args:
-            latents: the frames, normalised; those with a strength of 0 do not matter.
+            latents: the frames, normalised; those of strength 0 are ignored.
             strength: shape (batch, frames), in [0, 1].
-            scheduler: tells how noise is added at a timestep.
+            scheduler: adds the noise of a timestep.
             generator: draws that noise.
         """
         if bool(((strength < 0) | (strength > 1)).any()):
@@ -65,9 +64,9 @@ class FrameConditioning:
         scheduler: RFlowScheduler,
         generator: Generators = None,
     ) -> FrameConditioning | None:
-        """Return the conditioning of a run that begins with ``noise``; None if nothing is given.
+        """Return the conditioning of a run that starts from ``noise``; None if nothing is given.
 
-        Latents and strengths of one video, or of one for all, are those of every video.
+        Latents and strengths without a batch dimension, or with one of 1, apply to every video.
         """
         if strength is None or not bool(strength.any()):
             if latents is not None:
@@ -81,34 +80,34 @@ class FrameConditioning:
         return cls(given, strength, scheduler=scheduler, generator=generator)
 
     def begin(self, noise: Tensor) -> Tensor:
-        """Return the first latents: what is given, and noise elsewhere."""
+        """Return the initial latents: the given frames, and noise elsewhere."""
         return torch.where(_wide(self._strength > 0), self._given, noise)
 
     def generated(self, timestep: Tensor) -> Tensor:
-        """Tell which frames are generated at a timestep, shape (batch, frames)."""
-        # A frame without any strength is asked for by itself: timesteps round to above 1000.
+        """Mask of the frames that are generated at a timestep, shape (batch, frames)."""
+        # Strength 0 is a case of its own: timesteps may round to above 1000.
         return torch.logical_or(self._strength == 0, self._last >= timestep)
 
     def enter(self, latents: Tensor, timestep: Tensor) -> Tensor:
-        """Give noise to the frames that begin to be generated at this timestep."""
+        """Add noise to the frames whose generation starts at this timestep."""
         now = self.generated(timestep)
-        begun = now & ~self._noisy
+        started = now & ~self._noisy
         self._noisy = now
-        if not bool(begun.any()):
+        if not bool(started.any()):
             return latents
         noise = randn_tensor(
             latents.shape, generator=self._generator, device=latents.device, dtype=latents.dtype
         )
         noisy: Tensor = self._scheduler.add_noise(latents, noise, timestep[None])
-        return torch.where(_wide(begun), noisy, latents)
+        return torch.where(_wide(started), noisy, latents)
 
     def leave(self, before: Tensor, after: Tensor) -> Tensor:
-        """Return the latents after a step, with kept frames as they were before."""
+        """Return the latents after a step, kept frames unchanged."""
         return torch.where(_wide(self._noisy), after, before)
 
 
 def _expand(tensor: Tensor, shape: torch.Size, name: str) -> Tensor:
-    """Repeat what is given once for all videos; everything else must fit."""
+    """Expand to ``shape``; only the batch dimension may be missing or 1."""
     each = torch.Size(shape[1:])
     if tensor.shape not in (each, torch.Size([1, *each]), shape):
         raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(tensor.shape)}")

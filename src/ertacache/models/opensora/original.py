@@ -1,6 +1,6 @@
-"""The weights that Open-Sora published: found, read, and put into our classes.
+"""Loading of the weights that Open-Sora published.
 
-Keys need no renaming; only the names in their ``config.json`` do. Knows no architecture.
+The keys of the weights are those of our classes; only the names in ``config.json`` are translated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def transformer_config(published: Mapping[str, Any]) -> dict[str, Any]:
-    """Our names for what a published ``config.json`` says of STDiT3.
+    """Translate a published ``config.json`` of STDiT3 into our argument names.
 
     Example:
         >>> transformer_config({"depth": 28, "hidden_size": 1152, "num_heads": 16})
@@ -47,7 +47,7 @@ def transformer_config(published: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def vae_config(published: Mapping[str, Any]) -> dict[str, Any]:
-    """Our names for what a published ``config.json`` says of the autoencoder.
+    """Translate a published ``config.json`` of the autoencoder into our argument names.
 
     Example:
         >>> vae_config({"micro_frame_size": 17, "cal_loss": False})
@@ -73,22 +73,22 @@ def load_original(
     changes: Mapping[str, Any],
     dtype: torch.dtype,
 ) -> Network:
-    """Make a network and give it published weights, every key and nothing but them.
+    """Build a network and load published weights; the keys must match exactly.
 
     Args:
         kind: the class.
         source: a ``.safetensors`` file, a folder or a hub id.
-        read_config: turns the published configuration into arguments of ``kind``.
-        changes: arguments that win over it.
+        read_config: translates the published configuration into arguments of ``kind``.
+        changes: arguments that override it.
         dtype: precision of the weights.
 
     Raises:
         FileNotFoundError: if there are no weights.
-        ValueError: if keys or shapes are not those of the class.
+        ValueError: if keys or shapes differ from those of the class.
     """
     files, config_file = _locate(source)
     published = json.loads(config_file.read_text(encoding="utf-8")) if config_file else {}
-    with torch.device("meta"):  # no memory for weights that are replaced at once
+    with torch.device("meta"):  # the fresh weights are replaced, so they need no memory
         network = kind(**(read_config(published) | dict(changes)))
     state: dict[str, Tensor] = {}
     for file in files:
@@ -97,17 +97,17 @@ def load_original(
     network.load_state_dict(state, assign=True)
     note: Any = getattr(network, "register_to_config", None)
     if note is not None:
-        note(_name_or_path=os.fspath(source))  # as diffusers does: some methods know checkpoints
+        note(_name_or_path=os.fspath(source))  # as diffusers does; some methods look it up
     return network.eval()
 
 
 def loaded(kind: Any, source: Any, *, dtype: torch.dtype) -> Any:
-    """Return ``source`` if it is a ``kind`` already, and what is loaded from there otherwise."""
+    """Return ``source`` if it is an instance of ``kind``, else load it from there."""
     return source if isinstance(source, kind) else kind.from_original(source, dtype=dtype)
 
 
 def _locate(source: str | os.PathLike[str]) -> tuple[list[Path], Path | None]:
-    """The files of weights, and the configuration beside them, if there is one."""
+    """The weight files, and the configuration next to them, if there is one."""
     path = Path(source)
     if path.is_file():
         files, folder = [path], path.parent
@@ -116,7 +116,7 @@ def _locate(source: str | os.PathLike[str]) -> tuple[list[Path], Path | None]:
     else:
         files, folder = _download(os.fspath(source))
     if not files:
-        raise FileNotFoundError(f"{source} holds no .safetensors file")
+        raise FileNotFoundError(f"{source} contains no .safetensors file")
     config = folder / "config.json"
     return files, config if config.is_file() else None
 
@@ -128,7 +128,7 @@ def _download(hub_id: str) -> tuple[list[Path], Path]:
         files = [cached_file(hub_id, name) for name in ("model.safetensors", "config.json")]
     except OSError as error:
         raise FileNotFoundError(
-            f"{hub_id} is no file, no folder, and no hub id whose model.safetensors can be had"
+            f"{hub_id} is neither a file, nor a folder, nor a hub id with a model.safetensors"
         ) from error
     weights, config = (Path(str(file)) for file in files)
     return [weights], config.parent

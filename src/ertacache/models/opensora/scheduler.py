@@ -1,8 +1,8 @@
-"""RFLOW, the sampling of Open-Sora 1.2, as a diffusers scheduler.
+"""RFLOW, the sampler of Open-Sora 1.2, as a diffusers scheduler.
 
 Rectified flow: ``x = (1 - sigma) data + sigma noise``, and the network predicts data - noise, so
-that a step adds the output. Euler steps on a table that is shifted for large and long videos. Knows
-nothing of networks, guidance or pictures.
+that a step adds the output. Euler steps on a sigma schedule that is shifted for large and long
+videos.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _MICRO_FRAMES, _MICRO_LATENTS, _COMPRESSION = 17, 5, 4
 
 
 def size_ratio(height: int, width: int, num_frames: int, *, base_resolution: int = 512) -> float:
-    """How much larger than one square picture: ``sqrt(pixels / base**2) sqrt(latent frames)``.
+    """Size relative to one square image: ``sqrt(pixels / base**2) sqrt(latent frames)``.
 
-    Frames beyond the last full 17 do not count, as in the published sampler; a video shorter than
-    that, for which the published rule gives no table, counts all its latent frames.
+    Frames beyond the last full 17 do not count, as in the published sampler. Of a shorter video,
+    for which the published rule is undefined, all latent frames count.
 
     Example:
         >>> size_ratio(512, 512, 1), size_ratio(256, 256, 340)
@@ -39,7 +39,7 @@ def size_ratio(height: int, width: int, num_frames: int, *, base_resolution: int
 
 
 def shift_sigmas(sigmas: Tensor, ratio: float) -> Tensor:
-    """Move noise levels towards noise: ``ratio s / (1 + (ratio - 1) s)``; 0 and 1 stay.
+    """Shift noise levels towards noise: ``ratio s / (1 + (ratio - 1) s)``; 0 and 1 are fixed.
 
     Example:
         >>> shift_sigmas(torch.tensor([1.0, 0.5, 0.0]), 3.0)
@@ -50,7 +50,7 @@ def shift_sigmas(sigmas: Tensor, ratio: float) -> Tensor:
 
 @dataclass
 class RFlowSchedulerOutput(BaseOutput):
-    """What a step returns.
+    """Output of a step.
 
     Attributes:
         prev_sample: the latent of the next, less noisy step.
@@ -64,9 +64,9 @@ class RFlowScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
 
     Args:
         num_train_timesteps: the timestep of pure noise.
-        use_timestep_transform: whether the table depends on the size of the video.
-        base_resolution: side in pixels of the square picture whose table is not shifted.
-        transform_scale: a further factor of the shift.
+        use_timestep_transform: whether the sigma schedule depends on the size of the video.
+        base_resolution: side in pixels of the square image whose schedule is not shifted.
+        transform_scale: additional factor of the shift.
 
     Example:
         >>> scheduler = RFlowScheduler()
@@ -88,7 +88,7 @@ class RFlowScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
         base_resolution: int = 512,
         transform_scale: float = 1.0,
     ) -> None:
-        """Make a scheduler without a table."""
+        """Create a scheduler; ``set_timesteps`` sets its schedule."""
         self.num_inference_steps: int | None = None
         self.timesteps = torch.empty(0)
         self.sigmas = torch.empty(0)
@@ -102,11 +102,11 @@ class RFlowScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
 
     @property
     def begin_index(self) -> int | None:
-        """The step that a run begins with, if it was set."""
+        """The first step of a run, if it was set."""
         return self._begin_index
 
     def set_begin_index(self, begin_index: int = 0) -> None:
-        """Set the step that a run begins with."""
+        """Set the first step of a run."""
         self._begin_index = begin_index
 
     def set_timesteps(
@@ -118,17 +118,17 @@ class RFlowScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
         width: int | None = None,
         num_frames: int | None = None,
     ) -> None:
-        """Make the table of a run.
+        """Set the sigma schedule of a run.
 
         Args:
             num_inference_steps: number of steps.
-            device: where the table is wanted.
+            device: device of the schedule.
             height: height of the video in pixels.
             width: width of the video in pixels.
             num_frames: frames of the video.
 
         Raises:
-            ValueError: if the table depends on the size of the video, and it is not given.
+            ValueError: if the schedule depends on the size of the video and it is not given.
         """
         if num_inference_steps < 1:
             raise ValueError(f"num_inference_steps must be at least 1, got {num_inference_steps}")
@@ -137,7 +137,7 @@ class RFlowScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
             if height is None or width is None or num_frames is None:
                 raise ValueError(
                     "the timesteps depend on the size of the video: pass height=, width= and "
-                    "num_frames=, or make the scheduler with use_timestep_transform=False"
+                    "num_frames=, or create the scheduler with use_timestep_transform=False"
                 )
             ratio = self.config["transform_scale"] * size_ratio(
                 height, width, num_frames, base_resolution=self.config["base_resolution"]
@@ -155,7 +155,7 @@ class RFlowScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
         sample: Tensor,
         return_dict: bool = True,
     ) -> RFlowSchedulerOutput | tuple[Tensor]:
-        """Take one step: ``x + (sigma - next sigma) v``, added up in float32.
+        """Take one step: ``x + (sigma - next sigma) v``, computed in float32.
 
         Args:
             model_output: the velocity v, guidance applied.
@@ -188,5 +188,5 @@ class RFlowScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
         return noisy
 
     def __len__(self) -> int:
-        """Return the timestep of pure noise, as schedulers do."""
+        """Return ``num_train_timesteps``, as diffusers schedulers do."""
         return int(self.config["num_train_timesteps"])

@@ -1,6 +1,6 @@
-"""The sizes of videos: those that Open-Sora 1.2 was trained on, by resolution and aspect ratio.
+"""Sizes of videos: those that Open-Sora 1.2 was trained on, by resolution and aspect ratio.
 
-Knows nothing of latents: a size that is no multiple of 8 loses its last rows and columns there.
+A size in pixels need not be a multiple of 8; the latents round it down.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-__all__ = ["ASPECT_RATIOS", "RESOLUTIONS", "Video", "describe_video", "picture_size"]
+__all__ = ["ASPECT_RATIOS", "RESOLUTIONS", "Video", "describe_video", "frame_size"]
 
-_IMAGE_FPS = 120.0  # what the network was told of single pictures
+_IMAGE_FPS = 120.0  # the frame rate of single images in the training
 
-# Height to width; each column is a size in pixels, height x width. As in the public table, what is
-# called 50:27 has in truth the sizes of 25:12.
+# Height to width; each column is a size in pixels, height x width. As in the public table, the
+# entries of 50:27 have the aspect ratio 25:12.
 _RATIOS = "3:8 9:21 12:25 1:2 9:17 27:50 9:16 5:8 2:3 3:4 1:1 4:3 3:2 16:9 17:9 2:1 50:27"
-_TABLE = """
+_SIZES = """
 144p  117x312 125x291 133x277 135x270 139x262 141x260 144x256 151x241 156x234 166x221 192x192
       221x165 235x156 256x144 263x139 271x135 277x132
 240p  196x522 210x490 222x462 226x452 232x438 236x436 240x426 252x404 262x393 276x368 320x320
@@ -42,7 +42,7 @@ ASPECT_RATIOS = tuple(_RATIOS.split())
 def _read() -> dict[str, dict[str, tuple[int, int]]]:
     table: dict[str, dict[str, tuple[int, int]]] = {}
     row: dict[str, tuple[int, int]] = {}
-    for word in _TABLE.split():
+    for word in _SIZES.split():
         if "x" not in word:
             table[word] = row = {}
             continue
@@ -55,11 +55,11 @@ RESOLUTIONS: Mapping[str, Mapping[str, tuple[int, int]]] = MappingProxyType(_rea
 """Height and width in pixels, by resolution, then by aspect ratio."""
 
 
-def picture_size(resolution: str, aspect_ratio: str) -> tuple[int, int]:
-    """Return height and width in pixels.
+def frame_size(resolution: str, aspect_ratio: str) -> tuple[int, int]:
+    """Return height and width of a frame in pixels.
 
     Example:
-        >>> picture_size("240p", "9:16")
+        >>> frame_size("240p", "9:16")
         (240, 426)
     """
     if resolution not in RESOLUTIONS:
@@ -74,12 +74,12 @@ def picture_size(resolution: str, aspect_ratio: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Video:
-    """What the network and the scheduler are told of a video.
+    """Size and frame rate of a video, inputs of the network and the scheduler.
 
     Attributes:
-        height: in pixels.
-        width: in pixels.
-        num_frames: number of frames, 1 for a picture.
+        height: height in pixels.
+        width: width in pixels.
+        num_frames: number of frames, 1 for an image.
         fps: frames per second.
     """
 
@@ -98,7 +98,7 @@ def describe_video(
     num_frames: int,
     fps: float,
 ) -> Video:
-    """Return the video that is asked for; height and width win over the resolution.
+    """Return the requested video; height and width override the resolution.
 
     Example:
         >>> describe_video("240p", "9:16", height=None, width=None, num_frames=1, fps=24)
@@ -107,7 +107,7 @@ def describe_video(
     if (height is None) != (width is None):
         raise ValueError("pass both height and width, or resolution and aspect_ratio")
     if height is None or width is None:
-        height, width = picture_size(resolution, aspect_ratio)
+        height, width = frame_size(resolution, aspect_ratio)
     if num_frames < 1:
         raise ValueError(f"num_frames must be at least 1, got {num_frames}")
     return Video(height, width, num_frames, _IMAGE_FPS if num_frames == 1 else fps)

@@ -1,7 +1,7 @@
 """The temporal autoencoder of Open-Sora 1.2: causal convolutions that shorten a video four times.
 
-It works on the latents of a spatial autoencoder, frame by frame, and keeps their height and width.
-Names of parameters are those of the published weights. Knows nothing of pixels or micro frames.
+It works on the latents of a spatial autoencoder and keeps their height and width. Names of
+parameters are those of the published weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["CausalConv3d", "TemporalDecoder", "TemporalEncoder", "TemporalVAE"]
 
 
 class CausalConv3d(nn.Module):
-    """A convolution that sees the present and the past, never the future."""
+    """A convolution over the current and past frames."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class CausalConv3d(nn.Module):
         stride: int = 1,
         bias: bool = True,
     ) -> None:
-        """Make a cubic kernel; ``stride`` is in time."""
+        """Create a cubic kernel; ``stride`` is in time."""
         super().__init__()
         side, past = kernel // 2, kernel - stride
         self._padding = (side, side, side, side, past, 0)
@@ -81,7 +81,7 @@ class TemporalEncoder(nn.Module):
         layers: int,
         groups: int,
     ) -> None:
-        """Make one level per width; ``halve`` has an entry for each change of level."""
+        """Create one level per width; ``halve`` has an entry per transition between levels."""
         super().__init__()
         self.conv_in = CausalConv3d(in_channels, widths[0], kernel=3, bias=False)
         before = [widths[0], *widths[:-1]]
@@ -112,7 +112,7 @@ class TemporalEncoder(nn.Module):
 
 
 class TemporalDecoder(nn.Module):
-    """The encoder's mirror image: channels are dealt out to twice as many frames."""
+    """Mirror of the encoder: upsampling splits channels into twice as many frames."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class TemporalDecoder(nn.Module):
         layers: int,
         groups: int,
     ) -> None:
-        """Make one level per width; the last is entered first, as the names of keys want it."""
+        """Create one level per width; the last runs first, as the published keys require."""
         super().__init__()
         self.conv1 = CausalConv3d(in_channels, widths[-1], kernel=3)
         self.res_blocks = _stack([widths[-1]] * (layers + 1), groups=groups)
@@ -141,7 +141,7 @@ class TemporalDecoder(nn.Module):
         self.conv_out = CausalConv3d(widths[0], out_channels, kernel=3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Decode to a multiple of the compression."""
+        """Decode; the number of frames is a multiple of the compression."""
         x = self.conv1(x)
         for block in self.res_blocks:
             x = block(x)
@@ -157,12 +157,12 @@ class TemporalDecoder(nn.Module):
 def _unfold_frames(layer: nn.Module, x: Tensor) -> Tensor:
     if isinstance(layer, nn.Identity):
         return x
-    doubled: Tensor = layer(x).unflatten(1, (-1, 2))  # neighbouring channels: one frame each
+    doubled: Tensor = layer(x).unflatten(1, (-1, 2))  # adjacent channels are adjacent frames
     return doubled.transpose(2, 3).flatten(2, 3)
 
 
 class TemporalVAE(nn.Module):
-    """Encoder and decoder in time, and the layers between them."""
+    """Temporal encoder and decoder, and the layers between them."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class TemporalVAE(nn.Module):
         layers: int,
         groups: int,
     ) -> None:
-        """Make both halves for latents of so many ``channels``."""
+        """Create encoder and decoder for latents of ``channels`` channels."""
         super().__init__()
         if len(halve) != len(widths) - 1:
             raise ValueError(f"{len(widths)} levels need {len(widths) - 1} entries, got {halve}")
@@ -188,7 +188,7 @@ class TemporalVAE(nn.Module):
         )
 
     def latent_frames(self, num_frames: int) -> int:
-        """Number of latent frames of so many frames."""
+        """Number of latent frames of ``num_frames`` frames."""
         return -(-num_frames // self.compression)
 
     def encode(self, x: Tensor) -> Tensor:
@@ -201,6 +201,6 @@ class TemporalVAE(nn.Module):
         return moments
 
     def decode(self, z: Tensor, *, num_frames: int) -> Tensor:
-        """Return the last ``num_frames`` frames of what the latents decode to."""
+        """Return the last ``num_frames`` decoded frames."""
         x: Tensor = self.decoder(self.post_quant_conv(z))
         return x[:, :, -num_frames % self.compression :]

@@ -1,7 +1,7 @@
 """STDiT3, the network of Open-Sora 1.2, as a diffusers model.
 
-The keys and shapes of its ``state_dict`` are those of the published weights. Knows nothing of
-sampling: it maps a noisy latent, a timestep and a text to a velocity (and a variance, not used).
+It maps a noisy latent, a timestep and a text to a velocity (and a variance that is not used). The
+keys and shapes of its ``state_dict`` are those of the published weights.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor, nn
 
-from ertacache.models.opensora.blocks import FinalLayer, OpenSoraBlock, RotaryEmbedding
-from ertacache.models.opensora.embeddings import (
+from ertacache.models.opensora.blocks import (
     CaptionEmbedder,
+    FinalLayer,
+    OpenSoraBlock,
     PatchEmbed,
+    RotaryEmbedding,
     ScalarEmbedder,
     position_embedding,
 )
@@ -70,7 +72,7 @@ class OpenSoraTransformer3DModel(ModelMixin, ConfigMixin, CacheMixin):  # type: 
         qk_norm: bool = True,
         base_resolution: int = 512,
     ) -> None:
-        """Make the network with fresh weights."""
+        """Initialise the network with fresh weights."""
         super().__init__()  # type: ignore[no-untyped-call]
         dim = num_attention_heads * attention_head_dim
         if dim % 4 or attention_head_dim % 2:
@@ -78,41 +80,41 @@ class OpenSoraTransformer3DModel(ModelMixin, ConfigMixin, CacheMixin):  # type: 
                 f"{num_attention_heads} heads of {attention_head_dim} channels: the head must be "
                 "even and the product a multiple of 4, for the sines and cosines of positions"
             )
-        frames, rows, columns = self.patch_size = (*patch_size,)  # a list, when it was saved
+        frames, rows, columns = self.patch_size = (*patch_size,)  # a list in a saved config
         self.rope = RotaryEmbedding(attention_head_dim)
         self.x_embedder = PatchEmbed(self.patch_size, in_channels=in_channels, dim=dim)
         self.t_embedder = ScalarEmbedder(dim)
         self.fps_embedder = ScalarEmbedder(dim)
         self.t_block = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
         self.y_embedder = CaptionEmbedder(caption_channels, dim=dim, max_length=max_sequence_length)
-        kind: dict[str, Any] = {
+        layer: dict[str, Any] = {
             "heads": num_attention_heads,
             "mlp_ratio": mlp_ratio,
             "qk_norm": qk_norm,
         }
         self.spatial_blocks = nn.ModuleList(
-            OpenSoraBlock(dim, temporal=False, **kind) for _ in range(num_layers)
+            OpenSoraBlock(dim, temporal=False, **layer) for _ in range(num_layers)
         )
         self.temporal_blocks = nn.ModuleList(
-            OpenSoraBlock(dim, temporal=True, **kind) for _ in range(num_layers)
+            OpenSoraBlock(dim, temporal=True, **layer) for _ in range(num_layers)
         )
         self.final_layer = FinalLayer(dim, frames * rows * columns * out_channels)
         self.gradient_checkpointing = False
         self._initialize()
 
     def _initialize(self) -> None:
-        """Begin as a network of images: temporal blocks and frame rates add nothing at first."""
+        """Initialise as an image network: temporal blocks and frame rates contribute nothing."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
         rates: Any = self.fps_embedder.mlp
         nn.init.normal_(rates[0].weight, std=0.02)
-        silent = [rates[2]]
+        zeroed = [rates[2]]
         blocks: Any = self.temporal_blocks
         for block in blocks:
-            silent += [block.attn.proj, block.cross_attn.proj, block.mlp.fc2]
-        for layer in silent:
+            zeroed += [block.attn.proj, block.cross_attn.proj, block.mlp.fc2]
+        for layer in zeroed:
             nn.init.zeros_(layer.weight)
 
     @classmethod
@@ -125,7 +127,7 @@ class OpenSoraTransformer3DModel(ModelMixin, ConfigMixin, CacheMixin):  # type: 
             source: the ``.safetensors`` file, a folder that holds it, with or without its
                 ``config.json``, or the hub id ``hpcai-tech/OpenSora-STDiT-v3``.
             dtype: precision of the weights.
-            config: what differs from the ``config.json``, by the names of this class.
+            config: overrides of the ``config.json``, by the argument names of this class.
         """
         return load_original(
             cls, source, read_config=transformer_config, changes=config, dtype=dtype
@@ -138,10 +140,12 @@ class OpenSoraTransformer3DModel(ModelMixin, ConfigMixin, CacheMixin):  # type: 
         return [block for pair in pairs for block in pair]
 
     def null_text(self, length: int) -> Tensor:
-        """Return what stands for no text, shape (length, caption channels)."""
+        """Return the learned null text, shape (length, caption channels)."""
         longest = len(self.y_embedder.y_embedding)
         if length > longest:
-            raise ValueError(f"the text has {length} tokens, but the network knows {longest}")
+            raise ValueError(
+                f"the text has {length} tokens, but the network takes at most {longest}"
+            )
         return self.y_embedder.y_embedding[:length]
 
     def forward(
@@ -163,18 +167,18 @@ class OpenSoraTransformer3DModel(ModelMixin, ConfigMixin, CacheMixin):  # type: 
             hidden_states: the noisy latent, shape (batch, channels, frames, height, width).
             timestep: shape (batch,), from 1000 (noise) to 0 (data).
             encoder_hidden_states: the text, shape (batch, tokens, caption channels).
-            encoder_attention_mask: shape (batch, tokens), not zero where there is text.
+            encoder_attention_mask: shape (batch, tokens), zero for padding.
             fps: frames per second, of all videos or shape (batch,).
             height: height in pixels.
             width: width in pixels.
-            frame_mask: shape (batch, frames), False for latent frames that are given free of noise.
+            frame_mask: shape (batch, frames), False for latent frames without noise.
             return_dict: whether to return the output class rather than a tuple.
 
         Returns:
             The output, always float32, shape (batch, out channels, frames, height, width).
         """
         if frame_mask is not None and self.patch_size[0] > 1:
-            raise ValueError("frames cannot be given to a network whose patches span several")
+            raise ValueError("a frame_mask needs patches of one frame; these patches span several")
         dtype = self.x_embedder.proj.weight.dtype
         time = self._embed_time(timestep, fps, frame_mask, dtype)
         modulation = self.t_block(time).unflatten(-1, (6, -1))
@@ -213,7 +217,7 @@ class OpenSoraTransformer3DModel(ModelMixin, ConfigMixin, CacheMixin):  # type: 
         return torch.where(frame_mask[:, :, None], noisy, clean)
 
     def _unpatchify(self, x: Tensor, grid: torch.Size, shape: torch.Size) -> Tensor:
-        """Put patches back in their places, and cut off what filled up the last ones."""
+        """Reassemble the patches and remove the padding of the last ones."""
         _, rows, columns = grid
         x = x.reshape(*x.shape[:2], rows, columns, *self.patch_size, -1)
         x = x.permute(0, 7, 1, 4, 2, 5, 3, 6)  # batch, channels, then each axis: patch and inside

@@ -1,7 +1,7 @@
-"""The autoencoder of Open-Sora 1.2: frames by a spatial one, then time by a temporal one.
+"""The autoencoder of Open-Sora 1.2: a spatial one per frame, then a temporal one.
 
-Time is cut into micro frames, which do not know of each other. The keys and shapes of its
-``state_dict`` are those of the published weights. Knows nothing of noise or text.
+Time is split into micro frames that are compressed independently. The keys and shapes of its
+``state_dict`` are those of the published weights.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SpatialVAE(nn.Module):
 class AutoencoderKLOpenSora(ModelMixin, ConfigMixin):  # type: ignore[misc]
     """Videos to latents and back: 8 times smaller in space, about 4 times shorter in time.
 
-    Latents are normalised: their entries have a mean near 0 and a deviation near 1.
+    Latents are normalised: mean near 0, standard deviation near 1.
 
     Args:
         latent_channels: channels of the latents, of either autoencoder.
@@ -66,15 +66,15 @@ class AutoencoderKLOpenSora(ModelMixin, ConfigMixin):  # type: ignore[misc]
             last halves the size.
         spatial_layers_per_block: residual layers per spatial level.
         spatial_norm_num_groups: groups of the spatial normalisations.
-        spatial_scaling_factor: what spatial latents are multiplied by.
+        spatial_scaling_factor: factor of the spatial latents.
         temporal_block_out_channels: channels of the temporal autoencoder's levels.
         temporal_downsample: whether the frames are halved after each level but the last.
         temporal_layers_per_block: residual layers per temporal level.
         temporal_norm_num_groups: groups of the temporal normalisations.
         micro_frame_size: frames that are compressed together.
-        micro_batch_size: frames that the spatial autoencoder sees at a time.
-        latents_mean: mean of each channel, taken away on encoding.
-        latents_std: what each channel is divided by.
+        micro_batch_size: frames per batch of the spatial autoencoder.
+        latents_mean: mean of each channel, subtracted on encoding.
+        latents_std: standard deviation of each channel, divided by on encoding.
     """
 
     @register_to_config  # type: ignore[untyped-decorator]
@@ -94,7 +94,7 @@ class AutoencoderKLOpenSora(ModelMixin, ConfigMixin):  # type: ignore[misc]
         latents_mean: tuple[float, ...] = (-0.10, 0.34, 0.27, 0.98),
         latents_std: tuple[float, ...] = (3.85, 2.32, 2.33, 3.06),
     ) -> None:
-        """Make both autoencoders with fresh weights."""
+        """Initialise both autoencoders with fresh weights."""
         super().__init__()  # type: ignore[no-untyped-call]
         levels = len(spatial_block_out_channels)
         images = AutoencoderKL(
@@ -130,13 +130,13 @@ class AutoencoderKLOpenSora(ModelMixin, ConfigMixin):  # type: ignore[misc]
             source: the ``.safetensors`` file, a folder that holds it, with or without its
                 ``config.json``, or the hub id ``hpcai-tech/OpenSora-VAE-v1.2``.
             dtype: precision of the weights.
-            config: what differs from the ``config.json``, by the names of this class.
+            config: overrides of the ``config.json``, by the argument names of this class.
         """
         return load_original(cls, source, read_config=vae_config, changes=config, dtype=dtype)
 
     @property
     def spatial_compression_ratio(self) -> int:
-        """Pixels per row of a latent."""
+        """Pixels per latent row or column."""
         return int(2 ** (len(self.config["spatial_block_out_channels"]) - 1))
 
     def latent_frames(self, num_frames: int) -> int:
@@ -160,8 +160,8 @@ class AutoencoderKLOpenSora(ModelMixin, ConfigMixin):  # type: ignore[misc]
         Args:
             x: shape (batch, 3, frames, height, width), in [-1, 1].
             return_dict: whether to return the output class rather than a tuple.
-            generator: draws the spatial latents, as the published code does; their means are taken
-                if it is not given.
+            generator: samples the spatial latents, as the published code does; without it their
+                means are used.
 
         Returns:
             The distribution of the normalised latents.
@@ -183,7 +183,7 @@ class AutoencoderKLOpenSora(ModelMixin, ConfigMixin):  # type: ignore[misc]
         Args:
             z: normalised latents, shape (batch, channels, frames, height, width).
             return_dict: whether to return the output class rather than a tuple.
-            num_frames: frames of the video; the most that the latents can hold if not given.
+            num_frames: frames of the video; if not given, the most that fit the latents.
 
         Returns:
             The videos, shape (batch, 3, frames, height, width), about in [-1, 1].
@@ -207,6 +207,6 @@ class AutoencoderKLOpenSora(ModelMixin, ConfigMixin):  # type: ignore[misc]
         return DecoderOutput(sample=video) if return_dict else (video,)
 
     def forward(self, sample: Tensor, return_dict: bool = True) -> DecoderOutput | tuple[Tensor]:
-        """Encode and decode, taking the means of the latents."""
+        """Encode and decode, using the means of the latents."""
         z = self.encode(sample, return_dict=False)[0].mode()
         return self.decode(z, return_dict, num_frames=sample.shape[2])
