@@ -7,7 +7,7 @@ them. Every measurement goes to the journal; an interrupted benchmark resumes fr
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +31,7 @@ from ertacache.bench.journal import Cost, Journal, Record
 from ertacache.bench.results import FULL, TRAJECTORY, BenchRow, measured_row, write_results
 from ertacache.bench.samples import Samples
 from ertacache.bench.workload import Workload
-from ertacache.calibration.profiling import Progress
+from ertacache.calibration.session import Progress, Stage
 from ertacache.metrics import IDENTICAL, NotAvailableError, lpips, psnr, ssim, temporal_flickering
 from ertacache.metrics.distribution import ReferenceFid, reference_images
 from ertacache.metrics.files import media_files
@@ -41,7 +41,6 @@ __all__ = ["BUDGETS", "Bench"]
 BUDGETS = (1.5, 2.0, 3.0)
 MEASURED_AT = 0.6  # share of a run's steps after which its memory is measured
 
-Stage = Callable[[str], Progress | None]
 Item = TypeVar("Item")
 
 
@@ -93,13 +92,13 @@ class Bench:
         return {
             "model": self.work.model,
             "command": self.command,
-            "call": {key: value for key, value in self.work.call.items() if _plain(value)},
+            "call": {key: value for key, value in self.work.session.call.items() if _plain(value)},
             "budgets": list(self.budgets),
             "methods": list(self.methods or method_names()),
             "calibration": [self.work.calibration[0].seed, len(self.work.calibration)],
             "heldout": [self.work.heldout[0].seed, len(self.work.heldout)],
             "reference": None if self.reference is None else len(media_files(self.reference)),
-            "batch_size": self.work.batch_size,
+            "batch_size": self.work.session.batch_size,
             "threads": torch.get_num_threads(),
             "device": str(getattr(self.work.pipe, "device", "cpu")),
             "versions": _versions(),
@@ -130,7 +129,7 @@ class Bench:
         policies = [name for name in names if name in POLICIES]
         baselines = [BASELINES[name] for name in names if name in BASELINES]
         contestants = [Contestant(FULL, 1.0, compute_steps=work.steps)]
-        contestants += policy_contestants(work, budgets, policies, journal, stage("profile"))
+        contestants += policy_contestants(work, budgets, policies, journal)
         for baseline in _reported(baselines, stage("baselines")):
             contestants += baseline_contestants(work, budgets, baseline, journal)
         return contestants
@@ -142,7 +141,7 @@ class Bench:
         call = {"output_type": "latent", "callback_on_step_end": watch}
         before = live_bytes()  # differs between a fresh and a resumed benchmark
         with contestant.attach():
-            flops = count_flops(work.pipe, lambda: work.run(runs, **call))
+            flops = count_flops(work.pipe, lambda: work.session.run(runs, **call))
         return flops, held[0] - before
 
     def _measure(
@@ -156,12 +155,12 @@ class Bench:
             for place, contestant in enumerate(running, start=1):
                 if contestant in missing or (contestant is full and missing):
                     with contestant.attach():
-                        result, seconds = self.work.generate(batch)
-                    truth = result if truth is None else truth
-                    samples.add(*contestant.key, result, batch=number)
+                        made = self.work.session.generate(batch)
+                    truth = made.results if truth is None else truth
+                    samples.add(*contestant.key, made.results, batch=number)
                     if contestant in missing:
-                        scores = _scores(result, truth)
-                        journal.add(Record(*contestant.key, number, seconds, scores))
+                        scores = _scores(made.results, truth)
+                        journal.add(Record(*contestant.key, number, made.seconds, scores))
                 if progress is not None:
                     progress(number * len(running) + place, len(batches) * len(running))
             if missing:

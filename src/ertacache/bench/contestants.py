@@ -17,13 +17,14 @@ from ertacache.bench.cost import count_flops
 from ertacache.bench.journal import Journal
 from ertacache.bench.results import FULL, TRAJECTORY
 from ertacache.bench.workload import Workload
-from ertacache.calibration.paper import fit_paper_plan, make_walk, search_schedule
-from ertacache.calibration.profiling import Progress, profile
-from ertacache.calibration.refining import Reference, collect_reference, refine
-from ertacache.calibration.solving import make_policy, solve
+from ertacache.calibration.paper import PaperCalibration
+from ertacache.calibration.profile import profile_runs
+from ertacache.calibration.refit import refit_policy
+from ertacache.calibration.solve import make_policy, solve
+from ertacache.core.plans import steps_for_speedup
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import Profile
-from ertacache.integration import attach
+from ertacache.integration.attach import Handle
 
 __all__ = [
     "POLICIES",
@@ -81,74 +82,44 @@ def method_names() -> list[str]:
 
 
 def policy_contestants(
-    work: Workload,
-    budgets: Sequence[float],
-    methods: Sequence[str],
-    journal: Journal,
-    progress: Progress | None = None,
+    work: Workload, budgets: Sequence[float], methods: Sequence[str], journal: Journal
 ) -> Iterator[Contestant]:
     """Profile once, then make every policy that the journal does not have."""
     wanted = [(method, budget) for method in methods for budget in budgets]
     if any(journal.policy(*key) is None for key in wanted):
-        known, reference = _profile(work, progress)
+        profile = profile_runs(work.session, work.calibration, keep=work.calibration)
         for budget in budgets:
             missing = [method for method in methods if journal.policy(method, budget) is None]
-            for method, policy in _policies(work, known, reference, budget, missing):
+            for method, policy in _policies(work, profile, budget, missing):
                 journal.add_policy(method, budget, policy)
     for method, budget in wanted:
         found = journal.policy(method, budget)
         assert found is not None
-        steps, attached = len(found.compute_steps), partial(attach, work.pipe, found)
+        steps, attached = len(found.compute_steps), partial(Handle, work.pipe, found)
         yield Contestant(method, budget, attached, steps, f"{steps} steps")
 
 
-def _profile(work: Workload, progress: Progress | None) -> tuple[Profile, Reference]:
-    """The profile of the calibration prompts, and their full runs."""
-    kept: list[Any] = []
-    known = profile(
-        work.pipe,
-        [run.prompt for run in work.calibration],
-        seed=work.calibration[0].seed,
-        batch_size=work.batch_size,
-        progress=progress,
-        observe=lambda runs, run: kept.append((runs, run)),
-        **work.call,
-    )
-    reference = collect_reference(
-        work.pipe, known.prompts, kept, batch_size=work.batch_size, call=work.call
-    )
-    return known, reference
-
-
 def _policies(
-    work: Workload, known: Profile, reference: Reference, budget: float, methods: Sequence[str]
+    work: Workload, profile: Profile, budget: float, methods: Sequence[str]
 ) -> Iterator[tuple[str, Policy]]:
     """Ours, refitted, and the paper's, each for a number of computed steps."""
-    steps = round(work.steps / budget)
+    steps = steps_for_speedup(work.steps, budget)
     if TRAJECTORY in methods:
-        solved = solve(known, compute_steps=steps, embed_profile=False)
-        refitted = refine(
-            work.pipe,
-            solved,
-            known,
-            reference=reference,
-            call=work.call,
-            batch_size=work.batch_size,
-        )
-        yield TRAJECTORY, refitted
-    yield from _paper_policies(work, known, steps, [name for name in methods if name in PAPER])
+        solved = solve(profile, compute_steps=steps, embed_profile=False)
+        yield TRAJECTORY, refit_policy(work.session, solved, profile, work.calibration)
+    yield from _paper_policies(work, profile, steps, [name for name in methods if name in PAPER])
 
 
 def _paper_policies(
-    work: Workload, known: Profile, steps: int, methods: Sequence[str]
+    work: Workload, profile: Profile, steps: int, methods: Sequence[str]
 ) -> Iterator[tuple[str, Policy]]:
     """The paper's parts on one compute schedule, searched and fitted on the network."""
     if not methods:
         return
-    walk = make_walk(known, known.prompts, call=work.call, batch_size=work.batch_size)
-    found = search_schedule(work.pipe, walk, known, budget=steps)
+    calibration = PaperCalibration(work.session, profile, work.calibration)
+    found = calibration.search_budget(steps)
     for method in methods:
-        yield method, make_policy(known, fit_paper_plan(work.pipe, walk, found, **PAPER[method]))
+        yield method, make_policy(profile, calibration.fit(found, **PAPER[method]))
 
 
 def baseline_contestants(
@@ -161,14 +132,16 @@ def baseline_contestants(
         return
     ready = baseline.calibrate(work.pipe, work.run_calibration)
     parameter = ready.knob(work.pipe, num_inference_steps=work.steps)
-    runs = work.calibration[: work.batch_size]  # a whole batch: some baselines decide per batch
+    runs = work.calibration[
+        : work.session.batch_size
+    ]  # a whole batch: some baselines decide per batch
 
     def attached(value: float) -> AbstractContextManager[Any]:
         return ready.attach(work.pipe, value, num_inference_steps=work.steps)
 
     def count(method: Attach = nullcontext) -> int:
         with method():
-            return count_flops(work.pipe, lambda: work.run(runs, output_type="latent"))
+            return count_flops(work.pipe, lambda: work.session.run(runs, output_type="latent"))
 
     full = journal.flops(FULL, 1.0, count)
 
@@ -176,7 +149,8 @@ def baseline_contestants(
         return journal.flops(baseline.name, value, lambda: count(partial(attached, value))) / full
 
     for budget in budgets:
-        value, _ = search_knob(parameter, ratio, 1 / budget, tries=SEARCH_TRIES)
+        target = steps_for_speedup(work.steps, budget) / work.steps  # as many FLOPs as our policies
+        value, _ = search_knob(parameter, ratio, target, tries=SEARCH_TRIES)
         yield Contestant(
             baseline.name,
             budget,

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from ertacache.integration.compat import Pipeline
-from ertacache.integration.fingerprints import find_denoisers
+from ertacache.integration.identity import find_denoisers
+from ertacache.integration.private_api import Pipeline
 
 __all__ = ["count_flops", "live_bytes", "watch_bytes"]
 

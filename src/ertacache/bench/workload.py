@@ -1,18 +1,13 @@
-"""The common task of all methods: a pipeline, its call, calibration and held-out prompts."""
+"""The common task of all methods: a session, calibration prompts and held-out prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-from torch import Tensor
-
-from ertacache.calibration.profiling import generators, split_runs
-from ertacache.calibration.validation import now
+from ertacache.calibration.session import Session
 from ertacache.formats.profile import ProfiledPrompt
-from ertacache.integration.compat import Pipeline
+from ertacache.integration.private_api import Pipeline
 
 __all__ = ["Workload"]
 
@@ -23,47 +18,32 @@ class Workload:
 
     Attributes:
         model: name of the model in the results.
-        pipe: the pipeline, nothing attached.
-        call: arguments of its call, without prompt, generator and output type.
+        session: the pipeline and how it is called.
         calibration: prompts and seeds for calibration.
         heldout: prompts and seeds for evaluation.
-        batch_size: prompts per call.
     """
 
     model: str
-    pipe: Pipeline
-    call: dict[str, Any]
+    session: Session
     calibration: Sequence[ProfiledPrompt]
     heldout: Sequence[ProfiledPrompt]
-    batch_size: int
+
+    @property
+    def pipe(self) -> Pipeline:
+        """The pipeline."""
+        return self.session.pipe
 
     @property
     def steps(self) -> int:
         """Steps of a full run."""
-        return int(self.call["num_inference_steps"])
+        return int(self.session.call["num_inference_steps"])
 
     @property
     def batches(self) -> list[list[ProfiledPrompt]]:
         """The held-out prompts, batch by batch."""
-        return list(split_runs(self.heldout, self.batch_size))
-
-    def run(self, runs: Sequence[ProfiledPrompt], **more: Any) -> Any:
-        """Call the pipeline with whatever is attached to it."""
-        call = self.call | more
-        if isinstance(call.get("negative_prompt"), str):
-            # Some pipelines broadcast a single one inside the network, which breaks caches that
-            # compare shapes.
-            call["negative_prompt"] = [call["negative_prompt"]] * len(runs)
-        return self.pipe(prompt=[r.prompt for r in runs], generator=generators(runs), **call)
+        return self.session.batches(self.heldout)
 
     def run_calibration(self) -> None:
         """Run the calibration prompts, latents only; a baseline's calibration observes them."""
-        for batch in split_runs(self.calibration, self.batch_size):
-            self.run(batch, output_type="latent")
-
-    def generate(self, runs: Sequence[ProfiledPrompt]) -> tuple[Tensor, float]:
-        """Images or videos with values from 0 to 1, and the seconds of the whole call."""
-        start = now()
-        result = self.run(runs, output_type="pt")
-        seconds = now() - start
-        return torch.as_tensor(result[0]).float().cpu(), seconds
+        for batch in self.session.batches(self.calibration):
+            self.session.run(batch, output_type="latent")

@@ -22,10 +22,12 @@ from ertacache.integration.attach import Handle
 from ertacache.integration.microbatch import MicroBatch
 from ertacache.integration.private_api import Pipeline
 from ertacache.integration.record import Recording, record
+from ertacache.integration.stats import RunStats
 
 __all__ = [
     "HELDOUT_SEED",
     "Evaluations",
+    "Generated",
     "Progress",
     "Session",
     "Stage",
@@ -106,6 +108,21 @@ def split_runs(runs: Sequence[ProfiledPrompt], size: int) -> Iterator[list[Profi
         yield list(runs[start : start + size])
 
 
+@dataclass(frozen=True, eq=False)
+class Generated:
+    """What one call of the pipeline gave.
+
+    Attributes:
+        results: images or videos with values from 0 to 1, shape (P, ...), on the CPU.
+        seconds: of the whole call.
+        stats: what was computed and reused; None without a policy.
+    """
+
+    results: Tensor
+    seconds: float
+    stats: RunStats | None
+
+
 class Session:
     """A pipeline, the arguments of its call, and the work done with it.
 
@@ -160,8 +177,8 @@ class Session:
 
     def generate(
         self, runs: Sequence[ProfiledPrompt], policy: Policy | None = None, **changes: Any
-    ) -> tuple[Tensor, float]:
-        """Images or videos with values from 0 to 1, and the seconds of the whole call.
+    ) -> Generated:
+        """Generate a batch of images or videos.
 
         ``policy`` is attached for this call; None runs the pipeline with whatever is attached.
         """
@@ -170,11 +187,10 @@ class Session:
             start = synchronized_time()
             result = self.run(runs, **(changes | {"output_type": "pt"}))
             seconds = synchronized_time() - start
-        computed = (
-            handle.stats.last.computed_steps if handle else len(self.pipe.scheduler.timesteps)
-        )
+        stats = None if handle is None else handle.stats.last
+        computed = len(self.pipe.scheduler.timesteps) if stats is None else stats.computed_steps
         self.evaluations.add("validation", computed * len(runs))
-        return torch.as_tensor(result[0]).float().cpu(), seconds
+        return Generated(torch.as_tensor(result[0]).float().cpu(), seconds, stats)
 
     def record(
         self, runs: Sequence[ProfiledPrompt], *, phase: Phase, keep: Collection[ProfiledPrompt] = ()

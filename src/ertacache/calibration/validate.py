@@ -119,12 +119,12 @@ def measure(
         full: Tensor | None = None
         for variant in variants:
             steps = variant.num_inference_steps
-            result, seconds = session.generate(batch, variant.policy, num_inference_steps=steps)
-            full = result if full is None else full
-            variant.seconds.append(seconds)
-            variant.decibels += psnr(result, full).clamp_max(IDENTICAL).tolist()
+            made = session.generate(batch, variant.policy, num_inference_steps=steps)
+            full = made.results if full is None else full
+            variant.seconds.append(made.seconds)
+            variant.decibels += psnr(made.results, full).clamp_max(IDENTICAL).tolist()
             if observe is not None:
-                observe(variant, batch, result)
+                observe(variant, batch, made.results)
             done += 1
             progress(done, len(batches) * len(variants))
 

@@ -5,9 +5,9 @@ Only the command: ``ertacache.bench`` measures.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,7 @@ from ertacache.cli.loading import choose_prompts, open_model, read_prompts, read
 from ertacache.cli.options import BatchSize, CallOptions, Model, PromptsFile, Seed
 
 if TYPE_CHECKING:
+    from ertacache.bench.results import BenchRow, Interval
     from ertacache.formats.profile import ProfiledPrompt
 
 __all__ = ["EXAMPLES", "bench"]
@@ -67,6 +68,7 @@ def bench(
 ) -> None:
     """Compare all methods on held-out prompts; an interrupted run continues."""
     from ertacache.bench import Bench, Workload
+    from ertacache.calibration.session import Session
 
     wanted = [name.strip() for name in methods.split(",")] if methods else []
     fitted = choose_prompts(model, prompts, limit=calibration)
@@ -74,11 +76,17 @@ def bench(
     pipe, arguments = open_model(model, call)
     if "num_inference_steps" not in arguments:
         raise ValueError("give the number of steps of a full run with --steps")
-    work = Workload(model, pipe, arguments, *_number(fitted, evaluated, seed), batch_size)
-    command = command_line(context)
-    comparison = Bench(work, output, _numbers(budgets), wanted, command, reference)
+    runs = _number(fitted, evaluated, seed)
     with readable_failures(call), Stages() as stage:
-        rows = comparison.run(stage)
+        session = Session(pipe, arguments, batch_size=batch_size, stage=stage)
+        rows = Bench(
+            Workload(model, session, *runs),
+            output,
+            _numbers(budgets),
+            wanted,
+            command_line(context),
+            reference,
+        ).run(stage)
     _print_rows(rows)
     print_line(f"Results in {output}")
 
@@ -98,8 +106,7 @@ def _number(
     fitted: Sequence[str], evaluated: Sequence[str], seed: int
 ) -> tuple[list[ProfiledPrompt], list[ProfiledPrompt]]:
     """Calibration and held-out prompts with seeds; they share no prompt and no seed."""
-    from ertacache.calibration.procedure import HELDOUT_SEED
-    from ertacache.calibration.profiling import number_runs
+    from ertacache.calibration.session import HELDOUT_SEED, number_runs
 
     shared = set(fitted) & set(evaluated)
     if shared:
@@ -114,11 +121,13 @@ def _numbers(text: str) -> tuple[float, ...]:
         raise ValueError(f"--budgets takes numbers separated by commas, got {text!r}") from cause
 
 
-def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+def _print_rows(rows: Sequence[BenchRow]) -> None:
     """One table per budget, the closest to the full run first."""
-    for budget in sorted({row["budget"] for row in rows if row["method"] != "full"}):
-        chosen = [row for row in rows if row["budget"] == budget]
-        chosen.sort(key=lambda row: -(row["psnr_db"] or 0.0))
+    from ertacache.bench.results import FULL
+
+    for budget in sorted({row.budget for row in rows if row.method != FULL}):
+        chosen = [row for row in rows if row.budget == budget]
+        chosen.sort(key=lambda row: 0.0 if row.psnr is None else -row.psnr.value)
         print_table(
             f"Budget {budget:g}x",
             ["", "FLOPs", "speed-up", "PSNR", "SSIM", "LPIPS", "cache"],
@@ -126,16 +135,19 @@ def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    if row["why_not"] is not None:
-        return [row["method"], "not applicable", "", "", "", "", ""]
-    lpips = "not available" if row["lpips"] is None else f"{row['lpips']:.4f}"
+def _cells(row: BenchRow) -> list[str]:
+    if row.why_not is not None:
+        return [row.method, "not applicable", "", "", "", "", ""]
     return [
-        row["method"],
-        f"{row['flops_ratio']:.3f}",
-        f"{row['speedup']:.2f}x",
-        f"{row['psnr_db']:.2f} dB",
-        f"{row['ssim']:.4f}",
-        lpips,
-        f"{row['cached_bytes'] / 1e3:.0f} kB",
+        row.method,
+        f"{row.flops_ratio or 0.0:.3f}",
+        _cell(row.speedup, "{:.2f}x"),
+        _cell(row.psnr, "{:.2f} dB"),
+        _cell(row.ssim, "{:.4f}"),
+        _cell(row.lpips, "{:.4f}"),
+        f"{(row.cached_bytes or 0) / 1e3:.0f} kB",
     ]
+
+
+def _cell(quantity: Interval | None, form: str) -> str:
+    return "not available" if quantity is None else form.format(quantity.value)

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+import ertacache
 from ertacache.cli.console import Stages
 from ertacache.cli.loading import (
     check_continued,
@@ -86,14 +87,12 @@ def calibrate(
     """
     texts = choose_prompts(model, prompts.prompts, limit=prompts.limit)
     validated = None if heldout is None else read_prompts(heldout)
-    from ertacache import calibration
-
     _check_files(output, profile)
     pipe, arguments = open_model(model, call)
     check_continued(profile, pipe, arguments)
     _check_budget(target, arguments.get("num_inference_steps"))
     with keeping_profile(profile), readable_failures(call), Stages() as stage:
-        policy = calibration.calibrate(
+        policy = ertacache.calibrate(
             pipe,
             texts,
             heldout=validated,
@@ -112,11 +111,13 @@ def calibrate(
 
 def _check_budget(target: TargetOptions, steps: object) -> None:
     """Raise before any work if the number of steps is known and the target does not fit it."""
-    from ertacache.calibration.solving import Wish
+    from ertacache.core.plans import steps_for_speedup
 
     if not isinstance(steps, int):
         return
-    budget = Wish(**target.given()).budget(steps)
+    budget = target.compute_steps
+    if target.speedup is not None:
+        budget = steps_for_speedup(steps, target.speedup)
     if budget is not None and not 1 <= budget <= steps:
         raise ValueError(f"cannot compute {budget} of {steps} steps")
 

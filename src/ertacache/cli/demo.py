@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import ertacache
 from ertacache.cli.console import Stages, decibels, print_line, print_table
 from ertacache.cli.options import CallOptions, Steps
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ertacache.calibration.validation import Way
+    from ertacache.calibration.validate import Variant
     from ertacache.formats.policy import Policy
 
 __all__ = ["EXAMPLES", "demo"]
@@ -59,56 +60,45 @@ def demo(
 def _calibrate(
     pipe: Any, count: int, arguments: dict[str, Any], stage: Stages
 ) -> dict[str, Policy]:
-    from ertacache.calibration import profile, solve
-    from ertacache.calibration.refining import REFINE_PROMPTS, collect_reference, refine
+    from ertacache.calibration.profile import profile_runs
+    from ertacache.calibration.refit import REFIT_PROMPTS, refit_policy
+    from ertacache.calibration.session import Session, number_runs
     from ertacache.models import load_prompts
 
-    kept: list[Any] = []
-    profiled = profile(
-        pipe,
-        load_prompts(MODEL, "calibration")[:count],
-        batch_size=8,
-        progress=stage("profile"),
-        observe=lambda runs, run: kept.append((runs, run)),
-        **arguments,
-    )
-    runs = profiled.prompts[:REFINE_PROMPTS]
-    reference = collect_reference(pipe, runs, kept, batch_size=8, call=arguments)
+    session = Session(pipe, arguments, batch_size=8, stage=stage)
+    runs = number_runs(load_prompts(MODEL, "calibration")[:count])
+    refitted = runs[:REFIT_PROMPTS]
+    profile = profile_runs(session, runs, keep=refitted)
     policies = {}
     for speedup in SPEEDUPS:
-        progress = stage(f"solve {speedup:g}x")
-        solved = solve(profiled, speedup=speedup)
-        policies[f"ertacache {speedup:g}x"] = refine(
-            pipe, solved, profiled, reference=reference, call=arguments, progress=progress
-        )
+        solved = ertacache.solve(profile, speedup=speedup)
+        policy = refit_policy(session, solved, profile, refitted)
+        policies[f"ertacache {speedup:g}x"] = policy
     return policies
 
 
 def _measure(
     pipe: Any, policies: dict[str, Policy], count: int, arguments: dict[str, Any], stage: Stages
-) -> tuple[list[Way], list[Tensor]]:
+) -> tuple[list[Variant], list[Tensor]]:
     import torch
 
-    from ertacache.calibration.procedure import HELDOUT_SEED
-    from ertacache.calibration.profiling import number_runs
-    from ertacache.calibration.validation import measure, ways_of
+    from ertacache.calibration.session import HELDOUT_SEED, Session, number_runs
+    from ertacache.calibration.validate import measure, variants_of
     from ertacache.models import load_prompts
 
-    variants = ways_of(policies)
+    variants = variants_of(policies)
     images: list[list[Tensor]] = [[] for _ in variants]
     measure(
-        pipe,
+        Session(pipe, arguments, batch_size=4, stage=stage),
         variants,
         number_runs(load_prompts(MODEL, "heldout")[:count], HELDOUT_SEED),
-        batch_size=4,
-        progress=stage("generate"),
-        call=arguments,
+        stage="generate",
         observe=lambda variant, _, result: images[variants.index(variant)].append(result),
     )
     return variants, [torch.cat(batches) for batches in images]
 
 
-def _print_results(variants: list[Way], images: list[Tensor]) -> None:
+def _print_results(variants: list[Variant], images: list[Tensor]) -> None:
     from ertacache.metrics import ssim
 
     full, rows = median(variants[0].seconds), []
@@ -124,8 +114,8 @@ def _print_results(variants: list[Way], images: list[Tensor]) -> None:
     print_table(title, columns, rows)
 
 
-def _draw(variants: list[Way], images: list[Tensor], path: Path) -> None:
-    from ertacache.pictures import difference, grid
+def _draw(variants: list[Variant], images: list[Tensor], path: Path) -> None:
+    from ertacache.report.grids import difference, grid
 
     reference = images[0][:SHOWN]
     rows = [(f"full run, {variants[0].computed_steps} steps", reference)]

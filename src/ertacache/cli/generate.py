@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import ertacache
 from ertacache.cli.console import Stages, decibels, print_line
 from ertacache.cli.loading import open_model, read_prompts, readable_failures
 from ertacache.cli.options import CallOptions, Model, PromptsFile
@@ -26,8 +26,8 @@ from ertacache.cli.writing import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ertacache.calibration.session import Generated, Session
     from ertacache.formats.policy import Policy
-    from ertacache.integration import RunStats
 
 __all__ = ["EXAMPLES", "generate"]
 
@@ -54,21 +54,6 @@ class Job:
     index: int
     prompt: str
     seed: int
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """One result and how it was made.
-
-    Attributes:
-        result: an image or a video with values from 0 to 1.
-        seconds: time of the whole call of the pipeline.
-        stats: what was computed and reused; None without a policy.
-    """
-
-    result: Tensor
-    seconds: float
-    stats: RunStats | None
 
 
 def generate(
@@ -107,6 +92,8 @@ def generate(
     Images are written as PNG, videos as MP4. With --compare also side by side: the full run, the
     accelerated one, and eight times their difference.
     """
+    from ertacache.calibration.session import Session
+
     jobs = _jobs(prompt or [], prompts, seeds)
     attached = _load_policy(policy, compare=compare)
     pipe, arguments = open_model(model, call)
@@ -117,7 +104,7 @@ def generate(
     if attached is not None and call.steps is None:
         arguments["num_inference_steps"] = attached.num_steps
     with readable_failures(call):
-        runner = _Runner(pipe, attached, arguments, destination, fps)
+        runner = _Runner(Session(pipe, arguments), attached, destination, fps)
         runner.generate(jobs, compare=compare)
 
 
@@ -153,23 +140,21 @@ def _load_policy(path: Path | None, *, compare: bool) -> Policy | None:
 class _Runner:
     """A pipeline and how it is called, the policy to attach, and where the results go."""
 
-    pipe: Any
+    session: Session
     policy: Policy | None
-    arguments: dict[str, Any]
     destination: Destination
     fps: int
 
     def generate(self, jobs: Sequence[Job], *, compare: bool) -> None:
         """Generate and report all results; with ``compare`` also a summary."""
         if self.policy is not None:
-            from ertacache.integration import attach
-
-            attach(self.pipe, self.policy).detach()  # a wrong policy is refused before any run
-        pairs: list[tuple[Outcome, Outcome]] = []
+            # A wrong policy is refused before any run.
+            ertacache.attach(self.session.pipe, self.policy).detach()
+        pairs: list[tuple[Generated, Generated]] = []
         with Stages() as stage:
             progress = stage("generate")
-            if compare:
-                self._warm_up(jobs[0])
+            if compare:  # keeps what happens once per process out of the first timed run
+                self._run(jobs[0], None, num_inference_steps=WARM_UP_STEPS)
             for done, job in enumerate(jobs):
                 full = self._run(job, None) if compare else None
                 outcome = self._run(job, self.policy)
@@ -180,43 +165,25 @@ class _Runner:
         if len(pairs) > 1:
             _print_summary(pairs)
 
-    def _warm_up(self, job: Job) -> None:
-        """Keep what happens once per process out of the first timed run."""
-        self._call_pipe(job, {"num_inference_steps": WARM_UP_STEPS})
+    def _run(self, job: Job, policy: Policy | None, **changes: Any) -> Generated:
+        from ertacache.formats.profile import ProfiledPrompt
 
-    def _run(self, job: Job, policy: Policy | None) -> Outcome:
-        from ertacache.integration import attach
-
-        if policy is None:
-            return Outcome(*self._call_pipe(job, {}), None)
-        with attach(self.pipe, policy) as handle:
-            result, seconds = self._call_pipe(job, {})
-            return Outcome(result, seconds, handle.stats.last)
-
-    def _call_pipe(self, job: Job, changes: dict[str, Any]) -> tuple[Tensor, float]:
-        import torch
-
-        noise = torch.Generator("cpu").manual_seed(job.seed)
-        call = self.arguments | changes | {"output_type": "pt", "generator": noise}
-        start = perf_counter()
-        output = torch.as_tensor(self.pipe(prompt=job.prompt, **call)[0])
-        result = output.float().cpu()  # waits for an accelerator
-        seconds = perf_counter() - start
-        if result.ndim not in (4, 5) or len(result) != 1:
+        made = self.session.generate([ProfiledPrompt(job.prompt, job.seed)], policy, **changes)
+        if made.results.ndim not in (4, 5) or len(made.results) != 1:
             raise ValueError(
-                f"the pipeline gave a result of shape {tuple(result.shape)}, which is neither one "
-                "image nor one video"
+                f"the pipeline gave a result of shape {tuple(made.results.shape)}, which is "
+                "neither one image nor one video"
             )
-        return result[0], seconds
+        return made
 
-    def _keep(self, job: Job, outcome: Outcome, full: Outcome | None) -> None:
-        self._write(job, outcome.result, _account(outcome))
+    def _keep(self, job: Job, outcome: Generated, full: Generated | None) -> None:
+        self._write(job, outcome.results[0], _account(outcome))
         if full is None:
             return
-        self._write(job, full.result, _account(full), kind="full")
+        self._write(job, full.results[0], _account(full), kind="full")
         gain = f"{full.seconds / outcome.seconds:.2f}x faster"
         summary = f"PSNR {decibels(_psnr(full, outcome))}, {gain}"
-        self._write(job, side_by_side(full.result, outcome.result), summary, kind="compare")
+        self._write(job, side_by_side(full.results[0], outcome.results[0]), summary, kind="compare")
 
     def _write(self, job: Job, result: Tensor, account: str, *, kind: str = "") -> None:
         path = self.destination.name(job.index, job.seed, job.prompt, kind=kind)
@@ -224,7 +191,7 @@ class _Runner:
         print_line(f"{path}: {account}")
 
 
-def _account(outcome: Outcome) -> str:
+def _account(outcome: Generated) -> str:
     stats = outcome.stats
     if stats is None:
         return f"full run, {outcome.seconds:.2f} s"
@@ -234,14 +201,14 @@ def _account(outcome: Outcome) -> str:
     )
 
 
-def _psnr(full: Outcome, outcome: Outcome) -> float:
+def _psnr(full: Generated, outcome: Generated) -> float:
     from ertacache.metrics import psnr
 
-    return float(psnr(outcome.result[None], full.result[None])[0])
+    return float(psnr(outcome.results, full.results)[0])
 
 
-def _print_summary(pairs: Sequence[tuple[Outcome, Outcome]]) -> None:
-    from ertacache.metrics.video import IDENTICAL
+def _print_summary(pairs: Sequence[tuple[Generated, Generated]]) -> None:
+    from ertacache.metrics import IDENTICAL
 
     mean = sum(min(_psnr(*pair), IDENTICAL) for pair in pairs) / len(pairs)
     seconds = [sum(pair[side].seconds for pair in pairs) for side in (0, 1)]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.text import Text
     from torch import Tensor
 
-    from ertacache.core.plan import PaperPlan, TrajectoryPlan
+    from ertacache.core.plans import PaperPlan, TrajectoryPlan
     from ertacache.formats.fingerprint import Fingerprint
     from ertacache.formats.policy import Policy
     from ertacache.formats.profile import Profile
@@ -103,15 +103,13 @@ def _print_fingerprint(run: Fingerprint) -> None:
 
 
 def _print_plan(plan: TrajectoryPlan | PaperPlan) -> None:
-    from ertacache.core.plan import TrajectoryPlan
+    from ertacache.core.plans import TrajectoryPlan
 
     computed = set(plan.compute_steps)
     steps = [f"{k} {'computed' if k in computed else 'reused'}" for k in range(plan.num_steps)]
     if isinstance(plan, TrajectoryPlan):
         columns = ["step", "latent", *(f"output {j + 1}" for j in range(plan.history))]
-        numbers = [
-            [plan.latent[k].item(), *plan.outputs[k].tolist()] for k in range(plan.num_steps)
-        ]
+        numbers: list[list[float]] = plan.coefficients[:, 0].tolist()
         title = "x[k+1] = latent x[k] + the last computed outputs, the newest first"
     else:
         columns, numbers = _paper_columns(plan)
@@ -133,9 +131,9 @@ def _row_means(values: Tensor) -> Tensor:
 
 
 def _print_frontier(profile: Profile) -> None:
-    from ertacache.calibration.solving import solve_all
+    from ertacache.calibration.solve import solve_profile
 
-    points = solve_all(profile).points
+    points = solve_profile(profile).points
     rows: list[list[str | Text]] = [
         [
             str(point.computed),

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ertacache.cli.console import Stages
 from ertacache.cli.options import CallOptions
@@ -57,32 +57,22 @@ def choose_prompts(model: str, path: Path | None, *, limit: int | None = None) -
 
 def load_any(path: Path) -> Policy | Profile:
     """The policy or profile of a file, whichever it is."""
+    from ertacache.formats.container import read_kind
     from ertacache.formats.policy import Policy
     from ertacache.formats.profile import Profile
 
-    return Profile.load(path) if _read_kind(path) == "profile" else Policy.load(path)
-
-
-def _read_kind(path: Path) -> Literal["policy", "profile"]:
-    """Which of the two a file is; one that cannot be read counts as a policy."""
-    from ertacache.formats.policy import Policy, PolicyError
-
-    try:
-        Policy.load(path)
-    except PolicyError as error:
-        return "profile" if "it is a profile" in str(error) else "policy"
-    return "policy"
+    return Profile.load(path) if read_kind(path) == "profile" else Policy.load(path)
 
 
 def check_continued(path: Path | None, pipe: Any, arguments: dict[str, Any]) -> None:
     """Raise if ``path`` is a profile of another pipeline or of another call."""
     if path is None or not path.exists():
         return
-    from ertacache.calibration import profiling
+    from ertacache.calibration import profile
     from ertacache.formats.profile import Profile, ProfileError
 
     try:
-        profiling.check_continued(Profile.load(path), pipe, arguments)
+        profile.check_continued(Profile.load(path), pipe, arguments)
     except ProfileError as cause:
         raise ValueError(f"cannot continue the profile {str(path)!r}: {cause}") from cause
 

@@ -5,7 +5,6 @@ Shared by the commands that make or show one. Runs no model.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -64,31 +63,18 @@ def print_validation(rows: Sequence[ValidationRow]) -> None:
 
 def print_verdict(policy: Policy, path: Path) -> int:
     """Print what was measured and where the policy is; returns the exit code."""
-    from ertacache.calibration import falls_short, pays
+    from ertacache.calibration.validate import missed_target, recommend
 
     print_policy(policy)
     print_validation(policy.validation)
     calls = policy.provenance.get("network calls")
     if calls is not None:
         print_fact("NFE", f"{calls}, one prompt on one step each")
-    objection, shortfall = pays(policy.validation), falls_short(policy)
-    for sentence in filter(None, (objection, shortfall)):
+    verdict, missed = recommend(policy.validation), missed_target(policy)
+    for sentence in filter(None, (str(verdict), missed)):
         print_line(sentence)
-    if objection is not None:
+    if not verdict.recommended:
         print_line(f"{path}: the policy, not recommended")
         return NOT_RECOMMENDED
-    print_line(_recommendation(_measured(policy)))
-    print_line(
-        f"{path}: the policy" + ("" if shortfall is None else ", the closest of those tried")
-    )
-    return 0 if shortfall is None else NOT_RECOMMENDED
-
-
-def _measured(policy: Policy) -> ValidationRow:
-    """The row of the policy itself."""
-    return policy.validation[0]
-
-
-def _recommendation(row: ValidationRow) -> str:
-    quality = "identical" if math.isinf(row.psnr) else f"{row.psnr:.1f} dB PSNR"
-    return f"recommended: {row.speedup:.2f}x faster, {quality} to the full run"
+    print_line(f"{path}: the policy" + ("" if missed is None else ", the closest of those tried"))
+    return 0 if missed is None else NOT_RECOMMENDED

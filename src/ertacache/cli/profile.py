@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+import ertacache
 from ertacache.cli.console import Stages, print_line
 from ertacache.cli.group import command_line
 from ertacache.cli.loading import check_continued, choose_prompts, open_model, readable_failures
@@ -42,14 +43,13 @@ def profile(
     Every run is saved as it ends; an interrupted profile continues where it stopped.
     """
     texts = choose_prompts(model, prompts.prompts, limit=prompts.limit)
-    from ertacache import calibration
     from ertacache.formats.profile import Profile
 
     check_output(output, Profile)
     pipe, arguments = open_model(model, call)
     check_continued(output, pipe, arguments)
     with keeping_profile(output), readable_failures(call), Stages() as stage:
-        made = calibration.profile(
+        made = ertacache.profile(
             pipe,
             texts,
             seed=prompts.seed,

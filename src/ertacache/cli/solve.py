@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+import ertacache
 from ertacache.cli.console import print_line
 from ertacache.cli.options import PolicyOutput, TargetOptions
 from ertacache.cli.policies import print_policy, save_policy
@@ -33,12 +34,11 @@ def solve(
     --threshold. Without the model the PSNR is only estimated: --min-psnr is rough here, and
     measured by calibrate.
     """
-    from ertacache import calibration
     from ertacache.formats.policy import Policy
     from ertacache.formats.profile import Profile
 
     check_output(output, Policy)
-    policy = calibration.solve(Profile.load(profile), **target.given())
+    policy = ertacache.solve(Profile.load(profile), **target.given())
     save_policy(policy, output, context=context)
     print_policy(policy)
     print_line(f"{output}: the policy, not yet measured on held-out prompts")

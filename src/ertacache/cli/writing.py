@@ -51,7 +51,7 @@ def check_folder(path: Path) -> None:
 
 def check_output(path: Path, kind: type[Policy] | type[Profile]) -> None:
     """Raise unless a file of this kind can be written here without losing another file."""
-    from ertacache.formats.checks import FormatError
+    from ertacache.formats.schema import FormatError
 
     if path.is_dir():
         raise ValueError(f"cannot write {str(path)!r}: it is a folder")
@@ -135,7 +135,7 @@ def side_by_side(full: Tensor, accelerated: Tensor) -> Tensor:
     """The full result, the accelerated one, and eight times their difference, in a row."""
     import torch
 
-    from ertacache.pictures import difference
+    from ertacache.report.grids import difference
 
     return torch.cat([full, accelerated, difference(accelerated, full)], dim=-1)
 
@@ -156,12 +156,12 @@ def write(result: Tensor, path: Path, *, fps: int = FPS) -> None:
     """Write an image as PNG or a video as MP4; makes the folder."""
     import torch
 
-    from ertacache.pictures import to_picture
+    from ertacache.metrics.image import to_image
 
     result = result.nan_to_num()
     path.parent.mkdir(parents=True, exist_ok=True)
     if result.ndim == 3:
-        to_picture(result).save(path)
+        to_image(result).save(path)
         return
     frames = (result.clamp(0, 1) * 255).round().to(torch.uint8).movedim(-3, -1).numpy()
     check_video_writer().imwrite(
