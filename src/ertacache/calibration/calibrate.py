@@ -9,7 +9,7 @@ from typing import Any
 
 from ertacache.calibration.paper import calibrate_paper
 from ertacache.calibration.profile import profile_runs
-from ertacache.calibration.refit import REFIT_PROMPTS, refit_policy
+from ertacache.calibration.refit import REFIT_PROMPTS, check_refit_prompts, refit_policy
 from ertacache.calibration.session import HELDOUT_SEED, Session, Stage, number_runs
 from ertacache.calibration.solve import (
     Method,
@@ -57,40 +57,38 @@ def calibrate(
     stage: Stage | None = None,
     **call: Any,
 ) -> Policy:
-    """Calibrate a policy for a pipeline: profile, solve, refit, measure.
-
-    Exactly one of ``speedup``, ``compute_steps``, ``max_error``, ``min_psnr`` and ``threshold`` is
-    the target, as in ``solve``; ``min_psnr`` is reached on the held-out prompts, in up to three
-    tries (see ``missed_target``). ``reuse``, ``adjust_timesteps`` and ``rectify`` are options of
-    the paper's method.
+    """Calibrate a policy: profile, solve, refit, measure. Give exactly one target, as in ``solve``.
 
     Args:
         pipe: a diffusers pipeline with a deterministic scheduler.
         prompts: the calibration prompts; a handful will do, 8 to 32 are better.
+        speedup: target: at least this many times fewer computed steps than steps.
+        compute_steps: target: this many computed steps.
+        max_error: target: predicted error of the final latent.
+        min_psnr: target: PSNR to the full run on the held-out prompts; see ``missed_target``.
+        threshold: target: the paper's lambda.
         method: trajectory rectification, or ``"paper"``.
+        reuse: the paper's method: what a reused step returns.
+        adjust_timesteps: the paper's method: adjust the sigma schedule.
+        rectify: the paper's method: rectify reused outputs.
         heldout: prompts to validate on; by default a quarter of ``prompts`` is held out.
         seed: seed of the first prompt's noise; the others count up.
-        batch_size: prompts per call of the pipeline, during the refit of the network.
+        batch_size: prompts per call of the pipeline, and of the network during the refit.
         refit: refit in closed loop; the paper's method: calibrate on the network.
         refit_prompts: calibration prompts to refit on; their latents are held in memory.
         profile_path: file that the profile is written to as it grows, and resumed from.
         stage: called with the name of every stage; returns what is called with its progress.
         **call: arguments of the pipeline, such as ``num_inference_steps``.
-
-    Returns:
-        The policy, with what was measured and, in ``provenance``, the network evaluations.
     """
     target = Target(speedup, compute_steps, max_error, min_psnr, threshold, method)
     options = PaperOptions(reuse, adjust_timesteps, rectify)
-    if refit_prompts < 1:
-        raise ValueError(f"refit_prompts must be at least 1, got {refit_prompts}")
-    fitted, unseen = _split(prompts, heldout)
     session = Session(pipe, call, batch_size=batch_size, stage=stage)
-    runs, validated = number_runs(fitted, seed), number_runs(unseen, seed + HELDOUT_SEED)
-    refitted = runs[: refit_prompts if refit else 0]
+    fitted, heldout = _split(prompts, heldout)
+    runs, unseen = number_runs(fitted, seed), number_runs(heldout, seed + HELDOUT_SEED)
+    refitted = runs[: check_refit_prompts(refit_prompts) if refit else 0]
     keep = refitted if method == "trajectory" else []
     profile = profile_runs(session, runs, path=profile_path, keep=keep)
-    policy = _Calibration(session, profile, refitted, validated).calibrate(target, options)
+    policy = _Calibration(session, profile, refitted, unseen).calibrate(target, options)
     provenance = dict(policy.provenance) | {"network calls": str(session.evaluations)}
     return replace(policy, provenance=provenance)
 

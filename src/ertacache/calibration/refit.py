@@ -27,7 +27,7 @@ from ertacache.formats.policy import Policy
 from ertacache.formats.profile import Profile, ProfiledPrompt
 from ertacache.integration.private_api import Pipeline
 
-__all__ = ["REFIT_PROMPTS", "refit", "refit_policy"]
+__all__ = ["REFIT_PROMPTS", "check_refit_prompts", "refit", "refit_policy"]
 
 REFIT_PROMPTS = 32  # by default: with half as many, out-of-distribution prompts diverge
 FITS = (
@@ -82,10 +82,19 @@ def refit(
     check_continued(profile, pipe, call)
     session = Session(pipe, call, batch_size=batch_size, stage=stage)
     solved = solve(profile, compute_steps=target.budget(profile.num_steps))
-    policy = refit_policy(session, solved, profile, profile.prompts[:refit_prompts])
+    policy = refit_policy(
+        session, solved, profile, profile.prompts[: check_refit_prompts(refit_prompts)]
+    )
     if heldout is None:
         return policy
     return replace(policy, validation=validate(session, policy, number_runs(heldout, HELDOUT_SEED)))
+
+
+def check_refit_prompts(count: int) -> int:
+    """Return a number of prompts to refit on; raise if it is not positive."""
+    if count < 1:
+        raise ValueError(f"refit_prompts must be at least 1, got {count}")
+    return count
 
 
 def refit_policy(
