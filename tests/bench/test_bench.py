@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from ertacache.bench import Bench, Workload
+from ertacache.bench.bench import Bench
+from ertacache.bench.workload import Workload
 from ertacache.bench.contestants import method_names
 from ertacache.calibration.profiling import number_runs
 from ertacache.metrics import distribution

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ertacache.bench import Bench
-from ertacache.calibration.procedure import HELDOUT_SEED
+from ertacache.bench.bench import Bench
+from ertacache.bench.results import BenchRow, Interval
+from ertacache.calibration.session import HELDOUT_SEED
 from ertacache.models.zoo import load_prompts
 from tests.cli.conftest import Refused, Run
 
-ROW: dict[str, Any] = {
-    "method": "trajectory",
-    "budget": 2.0,
-    "why_not": None,
-    "flops_ratio": 0.5,
-    "speedup": 1.9,
-    "psnr_db": 61.25,
-    "ssim": 0.998,
-    "lpips": None,
-    "cached_bytes": 123_000,
-}
+ROW = BenchRow(
+    "emoji-flux",
+    "trajectory",
+    2.0,
+    steps=6,
+    flops_ratio=0.5,
+    speedup=Interval(1.9, 1.8, 2.0),
+    psnr=Interval(61.25, 60.0, 62.0),
+    ssim=Interval(0.998, 0.997, 0.999),
+    cached_bytes=123_000,
+)
 
 
 def test_what_is_run_and_printed(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Bench] = []
-    worse = ROW | {"method": "fewer steps", "psnr_db": 40.0, "lpips": 0.1}
-    never = ROW | {"method": "T-GATE", "psnr_db": None, "why_not": "no cross-attention"}
-    full = ROW | {"method": "full", "budget": 1.0}
+    psnr, lpips = Interval(40.0, 39.0, 41.0), Interval(0.1, 0.1, 0.1)
+    worse = replace(ROW, method="fewer steps", psnr=psnr, lpips=lpips)
+    never = replace(ROW, method="T-GATE", psnr=None, why_not="no cross-attention")
+    full = replace(ROW, method="full", budget=1.0)
 
-    def measure(self: Bench, stage: object) -> list[dict[str, Any]]:
+    def measure(self: Bench, stage: object) -> list[BenchRow]:
         begun.append(self)
         return [full, never, worse, ROW]
 
@@ -45,7 +48,7 @@ def test_what_is_run_and_printed(tmp_path: Path, run: Run, monkeypatch: pytest.M
     assert (bench.output, bench.budgets) == (path, (2.0, 3.0))
     assert bench.methods == ["trajectory", "fewer steps"]
     assert bench.command.startswith("ertacache bench emoji-flux --budgets 2,3 --limit 2")
-    assert (bench.work.steps, bench.work.batch_size) == (6, 8)
+    assert (bench.work.steps, bench.work.session.batch_size) == (6, 8)
     fitted, heldout = bench.work.calibration, bench.work.heldout
     assert [each.prompt for each in fitted] == load_prompts("emoji-flux", "calibration")[:3]
     assert [each.prompt for each in heldout] == load_prompts("emoji-flux", "heldout")[:2]

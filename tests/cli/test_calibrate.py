@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ertacache import calibration
-from ertacache.core.plan import PaperPlan
+from ertacache.calibration import calibrate, validate
+from ertacache.core.plans import PaperPlan
 from ertacache.formats.policy import Policy, ValidationRow
 from ertacache.formats.profile import Profile
 from tests.cli.conftest import Refused, Run
@@ -18,7 +18,8 @@ from tests.cli.conftest import Refused, Run
 def test_calibrate_measures_and_keeps_everything(
     tmp_path: Path, prompts_file: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibration, "pays", lambda rows: None)  # it depends on measured time
+    # The verdict depends on measured time.
+    monkeypatch.setattr(validate, "recommend", lambda rows: validate.Verdict(True, "as if"))
     path, profile = tmp_path / "q.safetensors", tmp_path / "p.safetensors"
     options = ["--limit", 2, "--steps", 4, "--height", 32, "--width", 32]
     options += ["--speedup", 2, "--profile", profile]
@@ -30,8 +31,7 @@ def test_calibrate_measures_and_keeps_everything(
     assert policy.provenance["command"].startswith("ertacache calibrate emoji-flux --limit 2")
     assert Profile.load(profile).num_prompts == 2
     assert "Measured on 2 held-out prompts" in result.stdout
-    first = policy.validation[0]
-    assert f"recommended: {first.speedup:.2f}x faster, {first.psnr:.1f} dB PSNR" in result.stdout
+    assert "\nrecommended: as if\n" in result.stdout
     # Two prompts of four steps; one evaluates the policy, then the candidates; two are validated.
     refit = re.search(
         r"^NFE +profile 8 \+ refit (\d+) \+ validation 20 = (\d+), one prompt", result.stdout, re.M
@@ -46,7 +46,8 @@ def test_calibrate_measures_and_keeps_everything(
 def test_exit_code_3_when_not_recommended(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibration, "pays", lambda rows: "not recommended: 4 steps are few")
+    few = validate.Verdict(False, "4 steps are few")
+    monkeypatch.setattr(validate, "recommend", lambda rows: few)
     path = tmp_path / "q.safetensors"
     options = ["--limit", 2, "--steps", 4, "--threshold", 0.5, "--method", "paper"]
     options += ["--reuse", "velocity", "--no-adjust-timesteps", "--no-rectify"]
@@ -70,17 +71,17 @@ def test_a_target_psnr_is_reached_or_missed(
 ) -> None:
     given: dict[str, object] = {}
 
-    def calibrate(*_: object, **arguments: object) -> Policy:
+    def made(*_: object, **arguments: object) -> Policy:
         given.update(arguments)
         rows = (ValidationRow("policy", 3, psnr=measured, speedup=2.0, prompts=4),)
-        return replace(Policy.load(policy_file), validation=rows, provenance={"min psnr": "45"})
+        return replace(Policy.load(policy_file), validation=rows, target_psnr=45.0)
 
-    monkeypatch.setattr(calibration, "calibrate", calibrate)
+    monkeypatch.setattr(calibrate, "calibrate", made)
     path = tmp_path / "q.safetensors"
     options = ["--min-psnr", 45, "--refit-prompts", 3, "--batch-size", 2]
     result = run("calibrate", "emoji-flux", *options, "-o", path)
     assert result.exit_code == code
-    short = "not reached: 45.0 dB were wished for, 44.9 dB measured\n" in result.stdout
+    short = "target missed: 45.0 dB asked for, 44.9 dB measured\n" in result.stdout
     assert short == (code == 3)
     ending = ", the closest of those tried" if code else ""
     assert result.stdout.splitlines()[-1] == f"{path}: the policy{ending}"
@@ -109,7 +110,7 @@ def test_what_cannot_be_done_is_refused_before_any_work(
     refused: Refused,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(calibration, "calibrate", lambda *a, **k: pytest.fail("it began"))
+    monkeypatch.setattr(calibrate, "calibrate", lambda *a, **k: pytest.fail("it began"))
     path = tmp_path / "q.safetensors"
     given = [option.format(output=path) for option in options]
     assert words in refused("calibrate", "emoji-flux", *given, "-o", path)
@@ -122,7 +123,7 @@ def test_an_interrupt_leaves_the_old_policy(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(calibration, "calibrate", interrupt)
+    monkeypatch.setattr(calibrate, "calibrate", interrupt)
     path = tmp_path / "q.safetensors"
     path.write_bytes(policy_file.read_bytes())
     result = run("calibrate", "emoji-flux", "--speedup", 2, "-o", path)

@@ -19,7 +19,7 @@ def test_inspect_a_policy(policy_file: Path, run: Run) -> None:
         assert words in text
     assert "output 1" not in text
     text = run("inspect", policy_file, "--coefficients").stdout
-    assert f"{policy.plan.outputs[-1, 0].item():.6f}" in text  # type: ignore[union-attr]
+    assert f"{policy.plan.coefficients[-1, 0, 1].item():.6f}" in text  # type: ignore[union-attr]
 
 
 def test_inspect_the_paper(paper_file: Path, run: Run) -> None:

@@ -11,9 +11,9 @@ from PIL import Image
 from torch import Tensor
 
 from ertacache.metrics import lpips
+from ertacache.metrics.image import to_image
 from ertacache.metrics.inception import load_inception
 from ertacache.metrics.perceptual import load_lpips
-from ertacache.pictures import to_picture
 from tests.cli.conftest import Refused, Run
 from tests.metrics.needs import needs_inception, needs_lpips
 from tests.metrics.patterns import distorted, pattern
@@ -21,7 +21,7 @@ from tests.metrics.patterns import distorted, pattern
 
 def save(path: Path, image: Tensor) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    to_picture(image).save(path)
+    to_image(image).save(path)
     return path
 
 
@@ -129,7 +129,7 @@ def test_bad_input_is_one_line(
     a, b = folders
     assert "does not exist" in refused("metrics", a, tmp_path / "absent")
     assert "two files or two folders" in refused("metrics", a, b / "same.png")
-    assert "no metric is called 'magic'" in refused("metrics", a, b, "--metric", "psnr,magic")
+    assert "unknown metric 'magic'" in refused("metrics", a, b, "--metric", "psnr,magic")
     assert "fid and kid compare two folders" in refused(
         "metrics", a / "same.png", b / "same.png", "--metric", "psnr,fid"
     )
@@ -146,6 +146,6 @@ def test_bad_input_is_one_line(
 @needs_lpips
 def test_a_small_image_has_no_lpips(tmp_path: Path, refused: Refused) -> None:
     small = [save(tmp_path / name, pattern(16, 16)[0]) for name in ("s.png", "t.png")]
-    assert "s.png: LPIPS needs pictures of 32 x 32 or more" in refused(
+    assert "s.png: LPIPS needs images of 32 x 32 or more" in refused(
         "metrics", *small, "--metric", "lpips-alex"
     )

@@ -10,7 +10,8 @@ import pytest
 import typer
 import typer.main
 
-from ertacache.calibration.solving import Wish
+import ertacache
+from ertacache.calibration.solve import PaperOptions, Target
 from ertacache.cli import app
 from ertacache.cli.options import (
     CallOptions,
@@ -76,8 +77,10 @@ def test_two_bundles_with_the_same_option_are_refused() -> None:
 
 def test_a_target_has_the_fields_that_calibration_takes() -> None:
     target = TargetOptions(speedup=2.0)
-    assert set(target.given()) == {field.name for field in fields(Wish)}
-    assert Wish(**target.given()) == Wish(speedup=2.0)
+    taken = {field.name for kind in (Target, PaperOptions) for field in fields(kind)}
+    assert set(target.given()) == taken
+    assert taken <= set(inspect.signature(ertacache.calibrate).parameters)
+    assert taken <= set(inspect.signature(ertacache.solve).parameters)
 
 
 @pytest.mark.parametrize("name", ["prompt", "generator", "output_type"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ertacache import calibration
+from ertacache.calibration import validate
 from ertacache.cli.policies import NOT_RECOMMENDED, print_verdict
 from ertacache.formats.policy import Policy, ValidationRow
 
@@ -33,7 +33,7 @@ def test_a_recommended_policy(
 def test_an_objection_is_printed_and_is_an_exit_code(
     policy_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibration, "pays", lambda rows: "not recommended: it is slow")
+    monkeypatch.setattr(validate, "recommend", lambda rows: validate.Verdict(False, "it is slow"))
     policy = replace(Policy.load(policy_file), validation=(FAST,))
     assert print_verdict(policy, Path("q.safetensors")) == NOT_RECOMMENDED == 3
     assert capsys.readouterr().out.splitlines()[-2:] == [

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ertacache import report
+from ertacache.report import page
 from ertacache.cli import report as command
 from tests.cli.conftest import Refused, Run
 
 
 def test_the_page_is_written(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "make_page", lambda paths: "<html>" + " ".join(map(str, paths)))
+    monkeypatch.setattr(page, "make_page", lambda paths: "<html>" + " ".join(map(str, paths)))
     path = tmp_path / "page.html"
     result = run("report", "a.json", "b.json", "-o", path)
     assert result.exit_code == 0, result.output
@@ -24,7 +24,7 @@ def test_what_is_refused(tmp_path: Path, refused: Refused, monkeypatch: pytest.M
     absent = tmp_path / "absent.json"
     assert str(absent) in refused("report", absent, "-o", tmp_path / "page.html")
     assert "call it page.html" in refused("report", "a.json", "-o", "page.pdf")
-    monkeypatch.setattr(report, "make_page", lambda paths: "<html>")
+    monkeypatch.setattr(page, "make_page", lambda paths: "<html>")
     nowhere = tmp_path / "a" / "page.html"
     assert f"cannot write '{nowhere}'" in refused("report", "a.json", "-o", nowhere)
     monkeypatch.setattr(command, "find_spec", lambda name: None)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ertacache.core.plan import PaperPlan
+from ertacache.core.plans import PaperPlan
 from ertacache.formats.policy import Policy
 from tests.cli.conftest import Refused, Run, T
 
@@ -51,8 +51,8 @@ def test_the_options_of_the_paper(profile_file: Path, tmp_path: Path, run: Run) 
         (["--speedup", "2", "--compute-steps", "3"], "give exactly one of"),
         (["--speedup", "50"], "speedup must be between"),
         (["--compute-steps", "99"], "budgets must lie between"),
-        (["--max-error", "0"], "no plan is expected to stay within"),
-        (["--min-psnr", "900"], "no plan is expected to reach 900 dB"),
+        (["--max-error", "0"], "no plan has a predicted error within"),
+        (["--min-psnr", "900"], "no plan is predicted to reach 900 dB"),
         (["--threshold", "0.1"], "--threshold needs --method paper"),
         (["--method", "paper", "--max-error", "1"], "predicts no error"),
     ],

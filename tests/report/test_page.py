@@ -11,7 +11,7 @@ import torch
 
 from ertacache.bench.results import BenchRow, Interval, write_results
 from ertacache.bench.samples import Samples
-from ertacache.report import make_page
+from ertacache.report.page import make_page
 
 ROW = BenchRow(
     model="<m>",

@@ -67,7 +67,8 @@ def bench(
     call: CallOptions,
 ) -> None:
     """Compare all methods on held-out prompts; an interrupted run continues."""
-    from ertacache.bench import Bench, Workload
+    from ertacache.bench.bench import Bench
+    from ertacache.bench.workload import Workload
     from ertacache.calibration.session import Session
 
     wanted = [name.strip() for name in methods.split(",")] if methods else []

@@ -29,7 +29,7 @@ def report(
     """Write tables, plots and samples of a benchmark into one page."""
     if find_spec("matplotlib") is None:
         raise ValueError("a report needs matplotlib: pip install 'ertacache[plots]'")
-    from ertacache.report import make_page
+    from ertacache.report.page import make_page
 
     if output.suffix not in (".html", ".htm"):
         raise ValueError(f"the page is HTML: call it {output.with_suffix('.html')}")
