@@ -144,3 +144,14 @@ def test_copies_of_the_scheduler_are_not_attached(flux: Subject) -> None:
     with BASELINES["uniform"].attach(flux.pipe, 2, num_inference_steps=STEPS) as handle:
         copy.deepcopy(flux.pipe.scheduler).set_timesteps(3)
         assert handle.stats.computed == 0
+
+
+def test_parameters_that_count_steps(flux: Subject) -> None:
+    parameters = {
+        name: baseline.parameter(flux.pipe, num_inference_steps=STEPS)
+        for name, baseline in BASELINES.items()
+    }
+    counting = {name for name, parameter in parameters.items() if parameter.counts_steps}
+    assert counting == {"fewer steps", "uniform", "ertacache-paper (features)", "TaylorSeer"}
+    names = {parameter.name for parameter in parameters.values() if parameter.counts_steps}
+    assert names == {"steps", "computed steps"}  # as results files have them

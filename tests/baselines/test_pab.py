@@ -16,7 +16,7 @@ def test_same_bits_as_used_directly(any_subject: Subject) -> None:
     changes = {"guidance_scale": 1.0} if any_subject.name == "wan" else {}
     for baseline in (PAB(), WIDE):
         expected = directly(
-            any_subject.name, lambda pipe, r=baseline: r.config(pipe, 3, STEPS), **changes
+            any_subject.name, lambda pipe, b=baseline: b.config(pipe, 3, STEPS), **changes
         )
         with baseline.attach(any_subject.pipe, 3, num_inference_steps=STEPS) as handle:
             assert torch.equal(any_subject.generate(**changes), expected)
@@ -51,10 +51,8 @@ def test_published_settings_of_opensora(opensora: Subject) -> None:
     assert len(time) == 2  # steps 0 and 4
     assert len(cross) == len(again) == 2  # steps 0 and 6
     assert handle.stats == BaselineStats("attention layers", 2 * (4 + 2 + 2 + 2), 2 * (4 * 8 - 10))
-    assert PAB().config(opensora.pipe, 2, STEPS).temporal_attention_timestep_skip_range == (
-        450,
-        930,
-    )
+    config = PAB().config(opensora.pipe, 2, STEPS)
+    assert config.temporal_attention_timestep_skip_range == (450, 930)
 
 
 def test_a_branch_never_gets_the_attention_of_the_other(wan: Subject) -> None:

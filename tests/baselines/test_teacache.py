@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import torch
 
-from ertacache.baselines import BASELINES, BaselineStats, NotApplicableError
+from ertacache.baselines import BASELINES, BaselineStats, NotApplicableError, teacache
 from ertacache.baselines.blocks import BlockCall, BlockRun, Decision, attach_blocks
 from ertacache.baselines.teacache import (
     PUBLISHED,
@@ -60,13 +61,21 @@ def test_branches_are_kept_apart() -> None:
     assert reused == {0: [1, 2, 4, 5], 1: []}  # a change of 2 is never below 1.2
 
 
-def test_runs_do_not_share_a_state(subject: Subject) -> None:
-    """A branch that is missing on the first step finds nothing of the run before."""
+def test_runs_do_not_share_a_state(flux: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[TeaCacheRule] = []
+
+    class Counted(TeaCacheRule):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr(teacache, "TeaCacheRule", Counted)
     baseline = TeaCache(polynomial=(0.0, 0.0))  # no change counts
-    with baseline.attach(subject.pipe, 0.5, num_inference_steps=STEPS) as handle:
-        subject.generate()
+    with baseline.attach(flux.pipe, 0.5, num_inference_steps=STEPS) as handle:
+        flux.generate()
         once = handle.stats
-        subject.generate()
+        flux.generate()
+    assert len(made) == 2
     assert handle.stats.computed == 2 * once.computed
     assert handle.stats.reused == 2 * once.reused > 0
 

@@ -25,10 +25,8 @@ def test_steps_of_every_part(wan: Subject) -> None:
     assert len(own) == 2 * 3 + 4
     # Cross-attention before the gate only.
     assert len(cross) == 2 * 4
-    computed = (len(own) + len(cross)) * BLOCKS
-    assert handle.stats == BaselineStats(
-        "attention layers", computed, 4 * STEPS * BLOCKS - computed
-    )
+    computed, total = (len(own) + len(cross)) * BLOCKS, 4 * STEPS * BLOCKS
+    assert handle.stats == BaselineStats("attention layers", computed, total - computed)
     assert torch.equal(wan.generate(), wan.full_run)
 
 

@@ -56,16 +56,24 @@ class Decision:
 Rule = Callable[[BlockCall], Decision]
 
 
+def _compute_all(call: BlockCall) -> Decision:
+    return Decision()
+
+
 class BlockRun(BaselineRun):
     """A run whose blocks are computed or replaced by their deltas, as a rule decides."""
 
-    def __init__(self, rule: Rule) -> None:
-        """Start without deltas; ``rule`` is called at the first block of every network call."""
+    def __init__(self, rule: Rule = _compute_all) -> None:
+        """Start without deltas; by default every block is computed."""
         super().__init__()
         self._rule = rule
         self._decision = Decision()
         self._deltas: dict[tuple[int, range], Streams] = {}
         self._entered: dict[range, Streams] = {}
+
+    def decide(self, call: BlockCall) -> Decision:
+        """Return what is done with a call of the network; called at its first block."""
+        return self._rule(call)
 
     def cached(self) -> Iterable[Any]:
         """Return the deltas."""
@@ -81,7 +89,7 @@ class BlockRun(BaselineRun):
         """Replace the forward of block ``index``: compute its output, or return that of a delta."""
         arguments = block.arguments(args, kwargs)
         if index == 0:
-            self._decide(block, arguments)
+            self._enter(block, arguments)
         streams = block.inputs(arguments)
         for blocks in self._decision.reuse:
             if index in blocks:
@@ -96,8 +104,8 @@ class BlockRun(BaselineRun):
                 self._keep(blocks, block.outputs(output))
         return output
 
-    def _decide(self, block: Block, arguments: Mapping[str, Any]) -> None:
-        decided = self._rule(BlockCall(self.step, self.branch, block.module, arguments))
+    def _enter(self, block: Block, arguments: Mapping[str, Any]) -> None:
+        decided = self.decide(BlockCall(self.step, self.branch, block.module, arguments))
         known = tuple(r for r in decided.reuse if (self.branch, r) in self._deltas)
         missing = tuple(r for r in decided.reuse if r not in known and r not in decided.record)
         self._decision = Decision(known, decided.record + missing)

@@ -82,9 +82,12 @@ class _ResidualRun(BlockRun):
     """A run that keeps the residual of the block stack at every step, branch by branch."""
 
     def __init__(self, everything: range, found: list[tuple[Tensor, Tensor]]) -> None:
-        super().__init__(lambda call: Decision(record=(everything,)))
+        super().__init__()
         self._everything, self._found = everything, found
         self._residuals: dict[int, list[Tensor]] = {}
+
+    def decide(self, call: BlockCall) -> Decision:
+        return Decision(record=(self._everything,))
 
     def call(self, call: NetworkCall) -> Any:
         output = call()

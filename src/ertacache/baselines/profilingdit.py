@@ -152,11 +152,11 @@ class _ProfileRun(BlockRun):
     """A run that appends the foreground share of every block, call by call."""
 
     def __init__(self, blocks: Sequence[Block], found: list[list[float]]) -> None:
-        super().__init__(self._record_all)
+        super().__init__()
         self._first, self._found = blocks[0], found
         self._single = tuple(range(k, k + 1) for k in range(len(blocks)))
 
-    def _record_all(self, call: BlockCall) -> Decision:
+    def decide(self, call: BlockCall) -> Decision:
         self._entering = self._first.inputs(call.arguments)[0]
         return Decision(record=self._single)
 

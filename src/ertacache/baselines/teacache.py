@@ -184,12 +184,12 @@ class _ChangeRun(BlockRun):
     """Appends relative L1 changes from step to step, of the modulated input and of the output."""
 
     def __init__(self, signal: Signal, x: list[float], y: list[float]) -> None:
-        super().__init__(self._compute_all)
+        super().__init__()
         self._signal, self._x, self._y = signal, x, y
         self._inputs: dict[int, Tensor] = {}
         self._outputs: dict[int, Tensor] = {}
 
-    def _compute_all(self, call: BlockCall) -> Decision:
+    def decide(self, call: BlockCall) -> Decision:
         _append_change(self._x, self._inputs, call.branch, self._signal(call))
         return Decision()
 
