@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.baselines.rivals import Subject, attributes, make_subject
+from tests.baselines.cases import Subject, attributes, make_subject
 
 _BUILT: dict[str, Subject] = {}
 _FRESH: dict[str, Any] = {}
@@ -22,7 +22,7 @@ def _subject(name: str) -> Subject:
 
 @pytest.fixture(params=["flux", "wan", "cogvideox"])
 def subject(request: pytest.FixtureRequest) -> Subject:
-    """A pipeline of every kind of diffusers, with four blocks and its untouched run."""
+    """A pipeline of every kind of diffusers, with four blocks and its full run."""
     return _subject(request.param)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tests.baselines.rivals import CASES, build, run
+from tests.baselines.cases import CASES, build, run
 
 _FRESH: dict[str, Any] = {}
 

@@ -1,4 +1,4 @@
-"""The block-stack machine, by mental arithmetic: every block doubles."""
+"""The block stack, by mental arithmetic: every block doubles."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ertacache.baselines import Stats
-from ertacache.baselines.blocks import BlockCall, BlockStack, Decision, Rule
-from ertacache.baselines.clock import Clock
-from ertacache.baselines.compat import find_blocks
-from tests.baselines.rivals import BLOCKS, STEPS, Subject
+from ertacache.baselines import BaselineHandle, BaselineStats
+from ertacache.baselines.blocks import BlockCall, BlockRun, Decision, Rule, attach_blocks
+from ertacache.baselines.private_api import find_blocks
+from tests.baselines.cases import BLOCKS, STEPS, Subject
 from tests.baselines.toy import ToyPipe, known_blocks
 
 MIDDLE = range(1, 3)
@@ -23,9 +22,8 @@ def _known() -> Iterator[None]:
         yield
 
 
-def stack_on(pipe: ToyPipe, rule: Rule) -> tuple[BlockStack, Clock]:
-    clock = Clock(pipe)
-    return BlockStack(pipe.transformer, clock, rule), clock
+def attach_rule(pipe: ToyPipe, rule: Rule) -> BaselineHandle:
+    return attach_blocks(pipe, lambda: BlockRun(rule))
 
 
 def reuse_middle(call: BlockCall) -> Decision:
@@ -34,58 +32,57 @@ def reuse_middle(call: BlockCall) -> Decision:
 
 def test_delta_takes_the_place_of_the_range() -> None:
     pipe = ToyPipe()
-    stack, clock = stack_on(pipe, reuse_middle)
+    handle = attach_rule(pipe, reuse_middle)
     # Step 0: 1, 2, then 4 and 8: the two in the middle add 6, then 16. Step 1: 20 + 6, then 52.
     assert pipe([[1.0], [10.0]]) == [[16.0], [52.0]]
-    assert stack.stats == Stats("blocks", 4 + 2, 2)
-    stack.remove()
-    clock.remove()
+    assert handle.stats == BaselineStats("blocks", 4 + 2, 2)
+    handle.detach()
     assert pipe([[1.0], [10.0]]) == [[16.0], [160.0]]
 
 
 def test_branches_keep_their_own_deltas() -> None:
     pipe = ToyPipe()
-    stack, _ = stack_on(pipe, reuse_middle)
+    handle = attach_rule(pipe, reuse_middle)
     # The second branch adds 5 times as much: 30.
     assert pipe([[1.0, 5.0], [10.0, 10.0]]) == [[16.0, 80.0], [52.0, 100.0]]
-    assert stack.stats.cached_bytes == 2 * 4  # a float per branch
+    assert handle.stats.cached_bytes == 2 * 4  # a float per branch
 
 
 def test_branch_without_a_delta_is_computed() -> None:
     pipe = ToyPipe()
-    stack, _ = stack_on(pipe, lambda call: Decision(reuse=(MIDDLE,)))
+    handle = attach_rule(pipe, lambda call: Decision(reuse=(MIDDLE,)))
     assert pipe([[1.0], [10.0, 10.0]]) == [[16.0], [52.0, 160.0]]
-    assert stack.stats == Stats("blocks", 4 + 2 + 4, 2)
+    assert handle.stats == BaselineStats("blocks", 4 + 2 + 4, 2)
 
 
 def test_ranges_may_overlap_when_recorded() -> None:
     pipe, front, rear = ToyPipe(), range(3), range(1, 4)
     rules = {0: Decision(record=(front, rear)), 1: Decision(reuse=(front,)), 2: Decision((rear,))}
-    stack_on(pipe, lambda call: rules[call.step])
+    attach_rule(pipe, lambda call: rules[call.step])
     # front adds 8 - 1 = 7, rear adds 16 - 2 = 14.
     assert pipe([[1.0], [10.0], [10.0]]) == [[16.0], [34.0], [34.0]]
 
 
 def test_several_ranges_at_once() -> None:
     pipe, both = ToyPipe(), (range(0, 1), range(2, 4))
-    stack_on(pipe, lambda call: Decision(reuse=both) if call.step else Decision(record=both))
+    attach_rule(pipe, lambda call: Decision(reuse=both) if call.step else Decision(record=both))
     # adds 1, doubles, adds 16 - 4 = 12: (10 + 1) * 2 + 12.
     assert pipe([[1.0], [10.0]]) == [[16.0], [34.0]]
 
 
 def test_next_run_starts_afresh() -> None:
     pipe = ToyPipe()
-    stack_on(pipe, lambda call: Decision(reuse=(MIDDLE,)))
+    attach_rule(pipe, lambda call: Decision(reuse=(MIDDLE,)))
     assert pipe([[1.0], [10.0]]) == [[16.0], [52.0]]
     assert pipe([[10.0], [10.0]]) == [[160.0], [160.0]]
 
 
 def test_outside_a_run_nothing_is_cached() -> None:
     pipe = ToyPipe()
-    stack, _ = stack_on(pipe, lambda call: Decision(reuse=(MIDDLE,)))
+    handle = attach_rule(pipe, lambda call: Decision(reuse=(MIDDLE,)))
     pipe([[1.0]])
     assert pipe.transformer(torch.tensor([10.0])).item() == 160.0
-    assert stack.stats == Stats("blocks", 4, 0)
+    assert handle.stats == BaselineStats("blocks", 4, 0)
 
 
 def test_rule_sees_the_first_block() -> None:
@@ -96,18 +93,14 @@ def test_rule_sees_the_first_block() -> None:
         seen.append((call.step, call.branch, call.arguments["hidden_states"].item()))
         return Decision()
 
-    stack_on(pipe, rule)
+    attach_rule(pipe, rule)
     pipe([[1.0, 2.0], [3.0]])
     assert seen == [(0, 0, 1.0), (0, 1, 2.0), (1, 0, 3.0)]
 
 
 def test_recording_alone_changes_no_bit(subject: Subject) -> None:
-    clock = Clock(subject.pipe)
-    everything = range(BLOCKS)
-    rule = lambda call: Decision(record=(everything, range(1, 3)))  # noqa: E731
-    stack = BlockStack(subject.network, clock, rule)
-    assert torch.equal(subject.generate(), subject.untouched)
-    assert stack.stats == Stats("blocks", STEPS * subject.branches * BLOCKS, 0)
-    assert len(find_blocks(subject.network)) == len(stack)
-    stack.remove()
-    clock.remove()
+    rule = lambda call: Decision(record=(range(BLOCKS), range(1, 3)))  # noqa: E731
+    with attach_blocks(subject.pipe, lambda: BlockRun(rule)) as handle:
+        assert torch.equal(subject.generate(), subject.full_run)
+    assert handle.stats == BaselineStats("blocks", STEPS * subject.branches * BLOCKS, 0)
+    assert len(find_blocks(subject.network)) == BLOCKS

@@ -1,48 +1,93 @@
-"""Steps and branches, counted where nobody tells them."""
+"""Steps and branches, counted where no pipeline reports them; a new run object per run."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
 
-from ertacache.baselines.clock import Clock
+from ertacache.baselines import BaselineStats
+from ertacache.baselines.clock import BaselineRun, Clock, NetworkCall
 from tests.baselines.toy import ToyPipe
 
 
 def test_steps_and_branches_of_two_runs() -> None:
-    pipe, seen = ToyPipe(), list[Any]()
+    pipe, seen, starts, ends = ToyPipe(), list[Any](), list[Any](), list[Any]()
 
-    def around(compute: Any) -> Any:
-        seen.append((clock.step, clock.branch))
-        return compute()
+    class Run(BaselineRun):
+        def __init__(self) -> None:
+            super().__init__()
+            starts.append(clock.run)
 
-    clock = Clock(pipe, num_steps=2, around=around)
-    starts, ends = [], []
-    clock.at_start(lambda: starts.append(clock.step))
-    clock.at_end(lambda: ends.append(clock.step))
+        def call(self, call: NetworkCall) -> Any:
+            assert clock.run is self
+            seen.append((self.step, self.branch))
+            self.computed += 1
+            return call()
+
+        def end(self) -> None:
+            ends.append(clock.run)
+
+    clock = Clock(pipe, Run, num_steps=2)
     for _ in range(2):
         pipe([[1.0, 2.0], [3.0]])
     clock.remove()
     assert seen == 2 * [(0, 0), (0, 1), (1, 0)]
     assert starts == ends == [None, None]
     pipe([[1.0]])
-    assert clock.calls == 6
+    assert clock.stats("calls") == BaselineStats("calls", 6, 0)
     assert "step" not in vars(pipe.scheduler)
     assert "forward" not in vars(pipe.transformer)
 
 
+def test_every_run_has_a_new_object() -> None:
+    pipe, made = ToyPipe(), list[BaselineRun]()
+
+    class Run(BaselineRun):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    clock = Clock(pipe, Run)
+    pipe([[1.0]])
+    pipe.scheduler.set_timesteps(2)  # a run that goes no further
+    assert clock.run is made[1]
+    pipe([[1.0]] * 3)
+    assert len(set(made)) == 3
+    assert [run.step for run in made] == [1, 0, 3]
+    clock.remove()
+
+
+def test_stats_add_up_all_runs() -> None:
+    pipe = ToyPipe()
+
+    class Run(BaselineRun):
+        def call(self, call: NetworkCall) -> Any:
+            self.computed += 1
+            self.reused += 10
+            return call()
+
+    clock = Clock(pipe, Run)
+    pipe([[1.0]] * 2)
+    pipe.scheduler.set_timesteps(3)
+    pipe.transformer(torch.ones(1))
+    assert clock.stats("calls") == BaselineStats("calls", 3, 30)  # the present run included
+    clock.remove()
+    assert clock.stats("calls") == BaselineStats("calls", 3, 30)
+
+
 def test_wrong_number_of_steps_is_refused() -> None:
     pipe = ToyPipe()
-    clock = Clock(pipe, num_steps=2)
+    clock = Clock(pipe, BaselineRun, num_steps=2)
     with pytest.raises(ValueError, match=r"of 2 steps, but this one has 3: attach again"):
         pipe([[1.0]] * 3)
     clock.remove()
 
 
-def test_any_number_of_steps_when_none_is_asked() -> None:
+def test_any_number_of_steps_when_none_is_given() -> None:
     pipe = ToyPipe()
-    clock = Clock(pipe)
+    clock = Clock(pipe, BaselineRun)
     pipe([[1.0]] * 3)
     assert clock.num_steps == 3
     clock.remove()
@@ -51,12 +96,13 @@ def test_any_number_of_steps_when_none_is_asked() -> None:
 def test_run_that_fails_is_over() -> None:
     pipe = ToyPipe()
 
-    def fail(compute: Any) -> Any:
-        raise KeyboardInterrupt
+    class Failing(BaselineRun):
+        def call(self, call: NetworkCall) -> Any:
+            raise KeyboardInterrupt
 
-    clock = Clock(pipe, around=fail)
+    clock = Clock(pipe, Failing)
     with pytest.raises(KeyboardInterrupt):
         pipe([[1.0]])
-    assert clock.step is None
+    assert clock.run is None
     clock.remove()
     assert pipe([[1.0]]) == [[16.0]]

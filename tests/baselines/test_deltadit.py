@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ertacache.baselines import Stats
+from ertacache.baselines import BaselineStats
 from ertacache.baselines.blocks import BlockCall, Decision
 from ertacache.baselines.deltadit import DeltaDiT, DeltaSetting, choose_setting, decide
-from tests.baselines.rivals import BLOCKS, STEPS, Subject
+from tests.baselines.cases import BLOCKS, STEPS, Subject
 from tests.baselines.toy import Double, ToyPipe, known_blocks
 
 
@@ -26,7 +26,7 @@ def test_mental_arithmetic() -> None:
     with known_blocks(), DeltaDiT().attach(pipe, 0.625, num_inference_steps=4) as handle:
         # Interval 2, three blocks: rear adds 14 to 20, front adds 21 to 10, which is doubled.
         assert pipe([[1.0], [10.0], [3.0], [10.0]]) == [[16.0], [34.0], [48.0], [62.0]]
-    assert handle.stats == Stats("blocks", 10, 6)
+    assert handle.stats == BaselineStats("blocks", 10, 6)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.9, 0.75, 0.6, 0.5, 0.4, 1 / 3, 0.25])
@@ -44,10 +44,10 @@ def test_one_step_has_nothing_between() -> None:
 
 def test_on_pipelines(subject: Subject) -> None:
     with DeltaDiT().attach(subject.pipe, 0.5, num_inference_steps=STEPS) as handle:
-        assert not torch.equal(subject.generate(), subject.untouched)
+        assert not torch.equal(subject.generate(), subject.full_run)
     # Interval 4, three of four blocks: steps 0 and 4 in full, one block on the other six.
     calls = subject.branches
-    assert handle.stats == Stats("blocks", (2 * BLOCKS + 6) * calls, 18 * calls)
+    assert handle.stats == BaselineStats("blocks", (2 * BLOCKS + 6) * calls, 18 * calls)
     with DeltaDiT().attach(subject.pipe, 1.0, num_inference_steps=STEPS):
-        assert torch.equal(subject.generate(), subject.untouched)
-    assert torch.equal(subject.generate(), subject.untouched)
+        assert torch.equal(subject.generate(), subject.full_run)
+    assert torch.equal(subject.generate(), subject.full_run)

@@ -7,23 +7,23 @@ import torch
 
 from ertacache.baselines import NotApplicableError
 from ertacache.baselines.fastercache import FasterCache
+from tests.baselines.cases import STEPS, Subject, count
 from tests.baselines.direct import directly
-from tests.baselines.rivals import STEPS, Subject, count
 
 
 def test_same_bits_as_used_directly(subject: Subject) -> None:
-    rival = FasterCache()
+    baseline = FasterCache()
     changes = {"guidance_scale": 1.0} if subject.name == "wan" else {}
-    expected = directly(subject.name, lambda pipe: rival.config(pipe, 900.0), **changes)
-    with rival.attach(subject.pipe, 900.0, num_inference_steps=STEPS) as handle:
+    expected = directly(subject.name, lambda pipe: baseline.config(pipe, 900.0, STEPS), **changes)
+    with baseline.attach(subject.pipe, 900.0, num_inference_steps=STEPS) as handle:
         assert torch.equal(subject.generate(**changes), expected)
     assert handle.stats.reused > 0
-    assert torch.equal(subject.generate(), subject.untouched)
+    assert torch.equal(subject.generate(), subject.full_run)
 
 
 def test_nothing_below_timestep_zero(subject: Subject) -> None:
     with FasterCache().attach(subject.pipe, 0.0, num_inference_steps=STEPS):
-        torch.testing.assert_close(subject.generate(), subject.untouched)
+        torch.testing.assert_close(subject.generate(), subject.full_run)
 
 
 def test_both_branches_on_the_same_steps(wan: Subject) -> None:

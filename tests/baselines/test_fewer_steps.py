@@ -1,4 +1,4 @@
-"""Fewer steps: the same as asking the pipeline for fewer steps."""
+"""Fewer steps: the same as calling the pipeline with fewer steps."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 
-from ertacache.baselines import Stats
+from ertacache.baselines import BaselineStats
 from ertacache.baselines.fewer_steps import FewerSteps
-from tests.baselines.rivals import STEPS, Subject
+from tests.baselines.cases import STEPS, Subject
 from tests.integration.tiny import CASES, generate
 
 
@@ -17,8 +17,8 @@ def test_same_as_calling_with_fewer_steps(subject: Subject) -> None:
     expected = subject.generate(num_inference_steps=5)
     with FewerSteps().attach(subject.pipe, 5, num_inference_steps=STEPS) as handle:
         assert torch.equal(subject.generate(), expected)
-    assert handle.stats == Stats("steps", 5, 3)
-    assert torch.equal(subject.generate(), subject.untouched)
+    assert handle.stats == BaselineStats("steps", 5, 3)
+    assert torch.equal(subject.generate(), subject.full_run)
 
 
 def test_pipeline_without_metadata_or_cache() -> None:
@@ -31,7 +31,7 @@ def test_pipeline_without_metadata_or_cache() -> None:
 
 def test_what_cannot_be_shortened_is_refused(flux: Subject) -> None:
     with FewerSteps().attach(flux.pipe, 5, num_inference_steps=STEPS):
-        with pytest.raises(ValueError, match="of 8 steps, but this one asks for 6"):
+        with pytest.raises(ValueError, match="of 8 steps, but this one has 6"):
             flux.generate(num_inference_steps=6)
         with pytest.raises(ValueError, match="sigmas of its own"):
             flux.generate(sigmas=torch.linspace(1, 0.01, STEPS).tolist())

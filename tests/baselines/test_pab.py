@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import torch
 
-from ertacache.baselines import Stats
+from ertacache.baselines import BaselineStats
 from ertacache.baselines.pab import PAB
+from tests.baselines.cases import STEPS, Subject, count
 from tests.baselines.direct import directly
-from tests.baselines.rivals import STEPS, Subject, count
 
 WIDE = PAB(timesteps=(-1, 2000))
 
 
 def test_same_bits_as_used_directly(any_subject: Subject) -> None:
     changes = {"guidance_scale": 1.0} if any_subject.name == "wan" else {}
-    for rival in (PAB(), WIDE):
-        expected = directly(any_subject.name, lambda pipe, r=rival: r.config(pipe, 3), **changes)
-        with rival.attach(any_subject.pipe, 3, num_inference_steps=STEPS) as handle:
+    for baseline in (PAB(), WIDE):
+        expected = directly(
+            any_subject.name, lambda pipe, b=baseline: b.config(pipe, 3, STEPS), **changes
+        )
+        with baseline.attach(any_subject.pipe, 3, num_inference_steps=STEPS) as handle:
             assert torch.equal(any_subject.generate(**changes), expected)
         assert handle.stats.reused > 0
-    assert torch.equal(any_subject.generate(), any_subject.untouched)
+    assert torch.equal(any_subject.generate(), any_subject.full_run)
 
 
 def test_every_nth_step_of_both_branches(wan: Subject) -> None:
@@ -32,7 +34,7 @@ def test_every_nth_step_of_both_branches(wan: Subject) -> None:
         wan.generate()
     assert len(own) == 2 * 4  # steps 0, 2, 4, 6
     assert len(cross) == 2 * 2  # steps 0 and 6
-    assert handle.stats == Stats("attention layers", 4 * (8 + 4), 4 * (32 - 12))
+    assert handle.stats == BaselineStats("attention layers", 4 * (8 + 4), 4 * (32 - 12))
 
 
 def test_published_settings_of_opensora(opensora: Subject) -> None:
@@ -48,8 +50,9 @@ def test_published_settings_of_opensora(opensora: Subject) -> None:
     assert len(space) == 4  # steps 0, 2, 4, 6
     assert len(time) == 2  # steps 0 and 4
     assert len(cross) == len(again) == 2  # steps 0 and 6
-    assert handle.stats == Stats("attention layers", 2 * (4 + 2 + 2 + 2), 2 * (4 * 8 - 10))
-    assert PAB().config(opensora.pipe, 2).temporal_attention_timestep_skip_range == (450, 930)
+    assert handle.stats == BaselineStats("attention layers", 2 * (4 + 2 + 2 + 2), 2 * (4 * 8 - 10))
+    config = PAB().config(opensora.pipe, 2, STEPS)
+    assert config.temporal_attention_timestep_skip_range == (450, 930)
 
 
 def test_a_branch_never_gets_the_attention_of_the_other(wan: Subject) -> None:
@@ -63,4 +66,4 @@ def test_a_branch_never_gets_the_attention_of_the_other(wan: Subject) -> None:
 
 def test_interval_of_one_changes_nothing(subject: Subject) -> None:
     with WIDE.attach(subject.pipe, 1, num_inference_steps=STEPS):
-        assert torch.equal(subject.generate(), subject.untouched)
+        assert torch.equal(subject.generate(), subject.full_run)

@@ -5,27 +5,27 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ertacache.baselines import Stats
+from ertacache.baselines import BaselineStats
 from ertacache.baselines.taylorseer import TaylorSeer, choose_interval, computed_steps
+from tests.baselines.cases import BLOCKS, STEPS, Subject
 from tests.baselines.direct import directly
-from tests.baselines.rivals import BLOCKS, STEPS, Subject
 
 
 @pytest.mark.parametrize("budget", [4, 5, 6])
 def test_same_bits_as_used_directly(subject: Subject, budget: int) -> None:
-    rival = TaylorSeer()
-    expected = directly(subject.name, lambda pipe: rival.config(STEPS, budget))
-    with rival.attach(subject.pipe, budget, num_inference_steps=STEPS) as handle:
+    baseline = TaylorSeer()
+    expected = directly(subject.name, lambda pipe: baseline.config(pipe, budget, STEPS))
+    with baseline.attach(subject.pipe, budget, num_inference_steps=STEPS) as handle:
         assert torch.equal(subject.generate(), expected)
     calls = BLOCKS * subject.branches
     computed = len(computed_steps(STEPS, *choose_interval(STEPS, budget)))
-    assert handle.stats == Stats("blocks", computed * calls, (STEPS - computed) * calls)
-    assert torch.equal(subject.generate(), subject.untouched)
+    assert handle.stats == BaselineStats("blocks", computed * calls, (STEPS - computed) * calls)
+    assert torch.equal(subject.generate(), subject.full_run)
 
 
 def test_full_budget_changes_nothing(subject: Subject) -> None:
     with TaylorSeer().attach(subject.pipe, STEPS, num_inference_steps=STEPS):
-        assert torch.equal(subject.generate(), subject.untouched)
+        assert torch.equal(subject.generate(), subject.full_run)
 
 
 def test_budgets_are_met_within_one_step() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import torch
 
-from ertacache.baselines import BASELINES, NotApplicableError, Stats
-from ertacache.baselines.blocks import BlockCall, BlockStack, Decision
-from ertacache.baselines.clock import Clock
+from ertacache.baselines import BASELINES, BaselineStats, NotApplicableError, teacache
+from ertacache.baselines.blocks import BlockCall, BlockRun, Decision, attach_blocks
 from ertacache.baselines.teacache import (
     PUBLISHED,
     Signal,
@@ -18,7 +18,7 @@ from ertacache.baselines.teacache import (
     evaluate,
     fit_polynomial,
 )
-from tests.baselines.rivals import BLOCKS, STEPS, Subject
+from tests.baselines.cases import BLOCKS, STEPS, Subject
 from tests.baselines.toy import Double
 
 IDENTITY = (1.0, 0.0)
@@ -61,11 +61,23 @@ def test_branches_are_kept_apart() -> None:
     assert reused == {0: [1, 2, 4, 5], 1: []}  # a change of 2 is never below 1.2
 
 
-def test_runs_do_not_share_a_state() -> None:
-    rule = TeaCacheRule(IDENTITY, 1.2, 8, BLOCKS)
-    first = steps_reused(rule, [1.0, 1.5, 1.5, 1.5])
-    rule.reset()
-    assert steps_reused(rule, [1.0, 1.5, 1.5, 1.5]) == first == [1, 2, 3]
+def test_runs_do_not_share_a_state(flux: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[TeaCacheRule] = []
+
+    class Counted(TeaCacheRule):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr(teacache, "TeaCacheRule", Counted)
+    baseline = TeaCache(polynomial=(0.0, 0.0))  # no change counts
+    with baseline.attach(flux.pipe, 0.5, num_inference_steps=STEPS) as handle:
+        flux.generate()
+        once = handle.stats
+        flux.generate()
+    assert len(made) == 2
+    assert handle.stats.computed == 2 * once.computed
+    assert handle.stats.reused == 2 * once.reused > 0
 
 
 def test_fit_finds_a_known_polynomial() -> None:
@@ -77,19 +89,19 @@ def test_fit_finds_a_known_polynomial() -> None:
 
 
 def test_only_ends_are_computed_under_a_huge_threshold(any_subject: Subject) -> None:
-    rival = TeaCache().calibrate(any_subject.pipe, any_subject.runs)
-    assert len(rival.polynomial) == 5
-    with rival.attach(any_subject.pipe, 100.0, num_inference_steps=STEPS) as handle:
-        assert not torch.equal(any_subject.generate(), any_subject.untouched)
+    baseline = TeaCache().calibrate(any_subject.pipe, any_subject.runs)
+    assert len(baseline.polynomial) == 5
+    with baseline.attach(any_subject.pipe, 100.0, num_inference_steps=STEPS) as handle:
+        assert not torch.equal(any_subject.generate(), any_subject.full_run)
     calls = BLOCKS * any_subject.branches
-    assert handle.stats == Stats("blocks", 2 * calls, (STEPS - 2) * calls)
-    assert torch.equal(any_subject.generate(), any_subject.untouched)
+    assert handle.stats == BaselineStats("blocks", 2 * calls, (STEPS - 2) * calls)
+    assert torch.equal(any_subject.generate(), any_subject.full_run)
 
 
 def test_nothing_is_reused_under_a_tiny_threshold(subject: Subject) -> None:
-    rival = TeaCache(polynomial=(0.0, 1.0))  # every change counts as 1
-    with rival.attach(subject.pipe, 0.5, num_inference_steps=STEPS):
-        assert torch.equal(subject.generate(), subject.untouched)
+    baseline = TeaCache(polynomial=(0.0, 1.0))  # every change counts as 1
+    with baseline.attach(subject.pipe, 0.5, num_inference_steps=STEPS):
+        assert torch.equal(subject.generate(), subject.full_run)
 
 
 def test_published_checkpoint_needs_no_calibration(flux: Subject) -> None:
@@ -118,14 +130,12 @@ def test_opensora_is_watched_at_what_its_first_attention_is_given(opensora: Subj
     hook = layer.register_forward_hook(lambda m, args, out: seen.append(args[0]))
     with ExitStack() as undo:
         signal, found = Signal(opensora.network, undo), list[torch.Tensor]()
-        clock = Clock(opensora.pipe)
-        undo.callback(clock.remove)
 
         def look(call: BlockCall) -> Decision:
             found.append(signal(call).flatten(0, 1))
             return Decision()
 
-        undo.callback(BlockStack(opensora.network, clock, look).remove)
+        undo.enter_context(attach_blocks(opensora.pipe, lambda: BlockRun(look)))
         opensora.generate()
     hook.remove()
     assert len(found) == STEPS

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ertacache.baselines import NotApplicableError, Stats
+from ertacache.baselines import BaselineStats, NotApplicableError
 from ertacache.baselines.tgate import TGate
-from tests.baselines.rivals import BLOCKS, STEPS, Subject, count
+from tests.baselines.cases import BLOCKS, STEPS, Subject, count
 
 
 def test_steps_of_every_part(wan: Subject) -> None:
@@ -18,21 +18,21 @@ def test_steps_of_every_part(wan: Subject) -> None:
         count(block.attn2.to_q) as cross,
         count(block.ffn) as ffn,
     ):
-        assert not torch.equal(wan.generate(), wan.untouched)
+        assert not torch.equal(wan.generate(), wan.full_run)
     # Both branches on steps 0 to 3, one on 4 to 7.
     assert len(ffn) == 2 * 4 + 4
     # Self-attention on steps 0, 1, 2 of both branches, and on 4 to 7 of one.
     assert len(own) == 2 * 3 + 4
     # Cross-attention before the gate only.
     assert len(cross) == 2 * 4
-    computed = (len(own) + len(cross)) * BLOCKS
-    assert handle.stats == Stats("attention layers", computed, 4 * STEPS * BLOCKS - computed)
-    assert torch.equal(wan.generate(), wan.untouched)
+    computed, total = (len(own) + len(cross)) * BLOCKS, 4 * STEPS * BLOCKS
+    assert handle.stats == BaselineStats("attention layers", computed, total - computed)
+    assert torch.equal(wan.generate(), wan.full_run)
 
 
 def test_gate_at_the_end_without_intervals_changes_nothing(wan: Subject) -> None:
     with TGate(sp_interval=1).attach(wan.pipe, STEPS, num_inference_steps=STEPS):
-        assert torch.equal(wan.generate(), wan.untouched)
+        assert torch.equal(wan.generate(), wan.full_run)
 
 
 def test_guidance_is_dropped_behind_the_gate(wan: Subject) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ertacache.baselines import Stats
+from ertacache.baselines import BaselineStats
 from ertacache.baselines.uniform import Uniform
-from tests.baselines.rivals import STEPS, Subject, count
+from tests.baselines.cases import STEPS, Subject, count
 from tests.baselines.toy import ToyPipe
 
 
@@ -21,12 +21,12 @@ def test_steps_between_replay_the_last_output_of_their_branch() -> None:
             [48.0, 480.0],
             [80.0, 800.0],
         ]
-    assert handle.stats == Stats("network calls", 6, 4)
+    assert handle.stats == BaselineStats("network calls", 6, 4)
 
 
-def test_all_steps_computed_is_the_untouched_run(subject: Subject) -> None:
+def test_all_steps_computed_is_the_full_run(subject: Subject) -> None:
     with Uniform().attach(subject.pipe, STEPS, num_inference_steps=STEPS):
-        assert torch.equal(subject.generate(), subject.untouched)
+        assert torch.equal(subject.generate(), subject.full_run)
 
 
 def test_network_runs_on_computed_steps_only(subject: Subject) -> None:
@@ -34,6 +34,6 @@ def test_network_runs_on_computed_steps_only(subject: Subject) -> None:
         Uniform().attach(subject.pipe, 3, num_inference_steps=STEPS),
         count(subject.network.proj_out) as calls,
     ):
-        assert not torch.equal(subject.generate(), subject.untouched)
+        assert not torch.equal(subject.generate(), subject.full_run)
     assert len(calls) == 3 * subject.branches
-    assert torch.equal(subject.generate(), subject.untouched)
+    assert torch.equal(subject.generate(), subject.full_run)

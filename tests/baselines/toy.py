@@ -1,4 +1,4 @@
-"""A pipeline for mental arithmetic: four blocks, each of which doubles what it is given."""
+"""A pipeline for mental arithmetic: four blocks, each of which doubles its input."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Toy(nn.Module):
 
 
 class ToyPipe:
-    """Feeds the network what it is told: a row per step, an entry per guidance branch."""
+    """Evaluates the network on given inputs: a row per step, an entry per guidance branch."""
 
     def __init__(self) -> None:
         self.scheduler: Any = FlowMatchEulerDiscreteScheduler()
@@ -51,7 +51,7 @@ class ToyPipe:
 
 @contextmanager
 def known_blocks() -> Iterator[None]:
-    """Let diffusers know the toy's block for a while."""
+    """Register the toy's block with diffusers for a while."""
     metadata = TransformerBlockMetadata(return_hidden_states_index=0)
     TransformerBlockRegistry.register(Double, metadata)
     try:

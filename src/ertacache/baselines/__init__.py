@@ -1,28 +1,28 @@
-"""The rivals: other ways to make a pipeline faster, all attached and turned in the same way.
+"""Baselines: other methods to make a pipeline faster, all attached through one interface.
 
-Knows how each method caches, not how it is measured.
+How they are compared is up to ``ertacache.bench``.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from ertacache.baselines.cachedit import DBCache
+from ertacache.baselines.base import (
+    Baseline,
+    BaselineHandle,
+    BaselineStats,
+    NotApplicableError,
+    Parameter,
+    RunPrompts,
+    search_parameter,
+)
+from ertacache.baselines.dbcache import DBCache
 from ertacache.baselines.deltadit import DeltaDiT
 from ertacache.baselines.fastercache import FasterCache
-from ertacache.baselines.features import PaperFeatures, attach_features
 from ertacache.baselines.fewer_steps import FewerSteps
 from ertacache.baselines.firstblock import FirstBlockCache
-from ertacache.baselines.interface import (
-    Baseline,
-    Handle,
-    Knob,
-    NotApplicableError,
-    Runs,
-    Stats,
-    search_knob,
-)
 from ertacache.baselines.magcache import MagCache
 from ertacache.baselines.pab import PAB
+from ertacache.baselines.paper_features import PaperFeatures
 from ertacache.baselines.profilingdit import ProfilingDiT
 from ertacache.baselines.seacache import SeaCache
 from ertacache.baselines.taylorseer import TaylorSeer
@@ -33,13 +33,12 @@ from ertacache.baselines.uniform import Uniform
 __all__ = [
     "BASELINES",
     "Baseline",
-    "Handle",
-    "Knob",
+    "BaselineHandle",
+    "BaselineStats",
     "NotApplicableError",
-    "Runs",
-    "Stats",
-    "attach_features",
-    "search_knob",
+    "Parameter",
+    "RunPrompts",
+    "search_parameter",
 ]
 
 _ALL: tuple[Baseline, ...] = (
@@ -60,5 +59,5 @@ _ALL: tuple[Baseline, ...] = (
     DBCache(name="DBCache + TaylorSeer", order=1),
 )
 
-BASELINES: Mapping[str, Baseline] = MappingProxyType({rival.name: rival for rival in _ALL})
-"""Every rival by its name, in the order of the tables."""
+BASELINES: Mapping[str, Baseline] = MappingProxyType({one.name: one for one in _ALL})
+"""Every baseline by its name, in the order of the tables."""

@@ -1,25 +1,25 @@
-"""The block-stack machine: skip contiguous ranges of transformer blocks, add a cached delta.
+"""The block stack: skip contiguous ranges of transformer blocks and add a cached delta instead.
 
-Blocks are found through diffusers' metadata and wrapped one by one on the instance; no forward is
-copied. A rule is asked once per call of the network, at the first block, which ranges to reuse and
-which to record. Deltas are kept per range and per guidance branch. Knows no rule.
+Blocks are found through diffusers' metadata and hooked one by one on the instance; no forward is
+copied. Once per call of the network, at the first block, a rule decides which ranges to reuse and
+which to record. Deltas are kept per range and per guidance branch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from ertacache.baselines.clock import Clock
-from ertacache.baselines.compat import Block, Streams, find_blocks
-from ertacache.baselines.interface import Stats
-from ertacache.integration.compat import HookSeat, ModelHook
+from ertacache.baselines.base import BaselineHandle
+from ertacache.baselines.clock import BaselineRun, Clock
+from ertacache.baselines.private_api import Block, Streams, find_blocks, one_network
+from ertacache.integration.compat import HookSeat, ModelHook, Pipeline
 
-__all__ = ["BlockCall", "BlockStack", "Decision", "Rule"]
+__all__ = ["BlockCall", "BlockRun", "Decision", "Rule", "attach_blocks"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,90 +56,65 @@ class Decision:
 Rule = Callable[[BlockCall], Decision]
 
 
-class BlockStack:
-    """The blocks of a network under a rule, until ``remove``."""
+def _compute_all(call: BlockCall) -> Decision:
+    return Decision()
 
-    def __init__(self, network: nn.Module, clock: Clock, rule: Rule) -> None:
-        """Wrap every block.
 
-        Args:
-            network: a network whose blocks diffusers knows.
-            clock: tells step and branch; outside a run everything is computed.
-            rule: asked at the first block of every call.
-        """
-        self._blocks = find_blocks(network)
-        self._clock, self._rule = clock, rule
+class BlockRun(BaselineRun):
+    """A run whose blocks are computed or replaced by their deltas, as a rule decides."""
+
+    def __init__(self, rule: Rule = _compute_all) -> None:
+        """Start without deltas; by default every block is computed."""
+        super().__init__()
+        self._rule = rule
         self._decision = Decision()
         self._deltas: dict[tuple[int, range], Streams] = {}
         self._entered: dict[range, Streams] = {}
-        self._computed = self._reused = 0
-        clock.at_start(self.forget)
-        clock.weigh(lambda: self._deltas.values())
-        with ExitStack() as undo:
-            for index, block in enumerate(self._blocks):
-                seat = HookSeat(block.module, _BlockHook(self, index))
-                undo.callback(seat.remove)
-            undo.callback(self.forget)
-            self._undo = undo.pop_all()
 
-    def __len__(self) -> int:
-        """The number of blocks."""
-        return len(self._blocks)
+    def decide(self, call: BlockCall) -> Decision:
+        """Return what is done with a call of the network; called at its first block."""
+        return self._rule(call)
 
-    @property
-    def stats(self) -> Stats:
-        """Blocks run and skipped so far."""
-        return Stats("blocks", self._computed, self._reused, self._clock.cached_bytes)
+    def cached(self) -> Iterable[Any]:
+        """Return the deltas."""
+        return self._deltas.values()
 
-    def delta(self, branch: int, blocks: range) -> Tensor:
-        """Return what a range of blocks last added to the hidden states of a branch."""
-        return self._deltas[branch, blocks][0]
+    def delta(self, blocks: range) -> Tensor:
+        """Return what a range of blocks last added to the hidden states of the present branch."""
+        return self._deltas[self.branch, blocks][0]
 
-    def forget(self) -> None:
-        """Drop all deltas."""
-        self._deltas, self._entered, self._decision = {}, {}, Decision()
-
-    def remove(self) -> None:
-        """Leave the blocks as they were."""
-        self._undo.close()
-
-    def run(
-        self, index: int, forward: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    def run_block(
+        self, index: int, block: Block, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Stand in for the forward of block ``index``."""
-        if self._clock.step is None:
-            return forward(*args, **kwargs)
-        block = self._blocks[index]
+        """Replace the forward of block ``index``: compute its output, or return that of a delta."""
         arguments = block.arguments(args, kwargs)
         if index == 0:
-            self._decide(block, arguments)
+            self._enter(block, arguments)
         streams = block.inputs(arguments)
         for blocks in self._decision.reuse:
             if index in blocks:
-                self._reused += 1
+                self.reused += 1
                 return block.result(self._skip(index, blocks, streams))
         record = self._decision.record
         self._entered.update((blocks, streams) for blocks in record if index == blocks.start)
         output = forward(*args, **kwargs)
-        self._computed += 1
+        self.computed += 1
         for blocks in record:
             if index == blocks.stop - 1:
                 self._keep(blocks, block.outputs(output))
         return output
 
-    def _decide(self, block: Block, arguments: Mapping[str, Any]) -> None:
-        clock = self._clock
-        assert clock.step is not None
-        wish = self._rule(BlockCall(clock.step, clock.branch, block.module, arguments))
-        known = tuple(r for r in wish.reuse if (clock.branch, r) in self._deltas)
-        missing = tuple(r for r in wish.reuse if r not in known and r not in wish.record)
-        self._decision = Decision(known, wish.record + missing)
+    def _enter(self, block: Block, arguments: Mapping[str, Any]) -> None:
+        decided = self.decide(BlockCall(self.step, self.branch, block.module, arguments))
+        known = tuple(r for r in decided.reuse if (self.branch, r) in self._deltas)
+        missing = tuple(r for r in decided.reuse if r not in known and r not in decided.record)
+        self._decision = Decision(known, decided.record + missing)
         self._entered = {}
 
     def _skip(self, index: int, blocks: range, streams: Streams) -> Streams:
         if index != blocks.start:
             return streams
-        return _add(streams, self._deltas[self._clock.branch, blocks])
+        return _add(streams, self._deltas[self.branch, blocks])
 
     def _keep(self, blocks: range, after: Streams) -> None:
         before = self._entered.pop(blocks)
@@ -148,16 +123,38 @@ class BlockStack:
                 f"blocks {blocks.start} to {blocks.stop - 1} turn hidden states of shape "
                 f"{tuple(before[0].shape)} into {tuple(after[0].shape)}: no delta can be cached"
             )
-        self._deltas[self._clock.branch, blocks] = _subtract(after, before)
+        self._deltas[self.branch, blocks] = _subtract(after, before)
+
+
+def attach_blocks(
+    pipe: Pipeline, make_run: Callable[[], BlockRun], *, num_inference_steps: int | None = None
+) -> BaselineHandle:
+    """Hook every block of a pipeline's network, until the handle is detached.
+
+    Args:
+        pipe: a pipeline to whose network ``why_no_blocks`` has no objection.
+        make_run: called when a run starts; outside of runs everything is computed.
+        num_inference_steps: the steps every run has to have; None allows any number.
+    """
+    with ExitStack() as undo:
+        clock = Clock(pipe, make_run, num_steps=num_inference_steps)
+        undo.callback(clock.remove)
+        for index, block in enumerate(find_blocks(one_network(pipe))):
+            undo.callback(HookSeat(block.module, _BlockHook(clock, index, block)).remove)
+        return BaselineHandle(undo.pop_all(), lambda: clock.stats("blocks"))
 
 
 class _BlockHook(ModelHook):
-    def __init__(self, stack: BlockStack, index: int) -> None:
+    def __init__(self, clock: Clock[BlockRun], index: int, block: Block) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._stack, self._index = stack, index
+        self._clock, self._index, self._block = clock, index, block
 
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return self._stack.run(self._index, self.fn_ref.original_forward, args, kwargs)
+        forward: Any = self.fn_ref.original_forward
+        run = self._clock.run
+        if run is None:
+            return forward(*args, **kwargs)
+        return run.run_block(self._index, self._block, forward, args, kwargs)
 
 
 def _add(streams: Streams, delta: Streams) -> Streams:

@@ -1,118 +1,135 @@
 """Where a run is: its step, and which call of the network within the step.
 
-Pipelines tell neither: the scheduler's two methods and a hook on the network do. With sequential
-guidance a step has two calls, which must not share a cache. Knows no method and no block.
+Pipelines report neither; the scheduler's two methods and a hook on each network do. With sequential
+guidance a step has two calls, which must not share a cache. All that a method keeps during a run is
+one object, created when a run starts and dropped when it ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
+from ertacache.baselines.base import BaselineStats
 from ertacache.integration.compat import HookSeat, ModelHook, Pipeline
 from ertacache.integration.fingerprints import find_denoisers
 from ertacache.integration.run import held_bytes
 from ertacache.integration.scheduler import SchedulerPatch, StepCall
 
-__all__ = ["Around", "Clock", "Compute", "first_tensor"]
+__all__ = ["BaselineRun", "Clock", "NetworkCall", "first_tensor"]
 
 
-class Compute(Protocol):
+class NetworkCall:
     """A call of the network that is about to be made."""
+
+    def __init__(self, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep the call's arguments."""
+        self._forward, self._args, self._kwargs = forward, args, kwargs
 
     @property
     def batch(self) -> int:
-        """The rows of its batch."""
-        ...
+        """The rows of its batch: those of the first tensor among the arguments."""
+        given = (*self._args, *self._kwargs.values())
+        return len(next(one for one in given if isinstance(one, Tensor)))
 
     def __call__(self, rows: slice | None = None) -> Any:
         """Make the call, with some rows of its batch only if ``rows`` are given."""
-        ...
+        if rows is None:
+            return self._forward(*self._args, **self._kwargs)
+        batch = self.batch
+
+        def part(given: Any) -> Any:
+            whole = isinstance(given, Tensor) and given.ndim > 0 and len(given) == batch
+            return given[rows] if whole else given
+
+        args = [part(given) for given in self._args]
+        return self._forward(*args, **{name: part(v) for name, v in self._kwargs.items()})
 
 
-Around = Callable[[Compute], Any]
-"""Stands around a call of the network: is given the call itself, returns an output."""
+class BaselineRun:
+    """One run of a pipeline under a method, and all that the method keeps during it.
+
+    Attributes:
+        step: the present step, from 0.
+        branch: the present call of the network within its step, from 0.
+        computed: units computed so far, such as blocks.
+        reused: units reused so far.
+    """
+
+    def __init__(self) -> None:
+        """Start before the first call of step 0."""
+        self.step, self.branch = 0, -1
+        self.computed = self.reused = 0
+
+    def call(self, call: NetworkCall) -> Any:
+        """Return the output for a call of the network; by default the call is made."""
+        return call()
+
+    def cached(self) -> Iterable[Any]:
+        """Return what is kept for reuse; its memory is measured before the last step."""
+        return ()
+
+    def end(self) -> None:
+        """Do what the method does after the last step of a complete run."""
 
 
-class Clock:
+RunT = TypeVar("RunT", bound=BaselineRun)
+
+
+class Clock(Generic[RunT]):
     """Follows the runs of a pipeline until ``remove``.
 
     Attributes:
-        step: the present step, None outside a run.
-        branch: the present call of the network within its step, from 0.
-        num_steps: steps of the present run.
-        calls: calls of the network in all runs.
-        cached_bytes: memory held before the last step of a run, of all runs the most.
+        run: the present run, None outside of one.
+        num_steps: steps of the present or last run.
     """
 
     def __init__(
-        self, pipe: Pipeline, *, num_steps: int | None = None, around: Around | None = None
+        self, pipe: Pipeline, make_run: Callable[[], RunT], *, num_steps: int | None = None
     ) -> None:
-        """Take the scheduler's methods and a hook on every network.
+        """Patch the scheduler's methods and hook every network.
 
         Args:
             pipe: the pipeline.
-            num_steps: the steps every run has to have; None takes what comes.
-            around: called in place of the network within a run.
+            make_run: called when a run starts, whatever became of the one before.
+            num_steps: the steps every run has to have; None allows any number.
         """
-        self.step: int | None = None
-        self.branch = -1
+        self.run: RunT | None = None
         self.num_steps = num_steps or 0
         self._fixed = num_steps is not None
-        self.calls = 0
+        self._make_run = make_run
         self._scheduler = pipe.scheduler
-        self._at_start: list[Callable[[], None]] = []
-        self._at_end: list[Callable[[], None]] = []
-        self._at_call: list[Callable[[int], None]] = []
-        self._held: list[Callable[[], Iterable[Any]]] = []
-        self.cached_bytes = 0
+        self._computed = self._reused = self._cached_bytes = 0  # of the runs that are over
         self._seats: list[HookSeat] = []
         with ExitStack() as undo:
             patch = SchedulerPatch(pipe.scheduler, on_start=self._start, on_step=self._take_step)
             undo.callback(patch.remove)
             for network in find_denoisers(pipe).values():
-                seat = HookSeat(network, _CallHook(self, around))
+                seat = HookSeat(network, _CallHook(self))
                 undo.callback(seat.remove)
                 self._seats.append(seat)
             self._undo = undo.pop_all()
 
-    def at_start(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called when a run starts, whatever became of the one before."""
-        self._at_start.append(call)
-
-    def at_end(self, call: Callable[[], None]) -> None:
-        """Have ``call`` called after the last step of a complete run."""
-        self._at_end.append(call)
-
-    def at_call(self, call: Callable[[int], None]) -> None:
-        """Have ``call`` called with the branch before every call of the network in a run."""
-        self._at_call.append(call)
-
-    def weigh(self, held: Callable[[], Iterable[Any]]) -> None:
-        """Count what ``held`` returns among the memory that the method holds.
-
-        Caches are full before the last step; weighed once per run, they cost no time.
-        """
-        self._held.append(held)
-
-    def enter(self) -> None:
-        """Count a call of the network that is about to be made."""
-        self.branch += 1
-        self.calls += 1
-        for call in self._at_call:
-            call(self.branch)
-
-    def remove(self) -> None:
-        """Leave the scheduler and the networks as they were."""
-        self.step = None
-        self._undo.close()
+    def stats(self, unit: str) -> BaselineStats:
+        """Return what was computed and reused in all runs, the present one included."""
+        run = self.run or BaselineRun()
+        computed, reused = self._computed + run.computed, self._reused + run.reused
+        return BaselineStats(unit, computed, reused, self._cached_bytes)
 
     def stop(self) -> None:
         """End the run, complete or not."""
-        self.step, self.branch = None, -1
+        if self.run is not None:
+            self._computed += self.run.computed
+            self._reused += self.run.reused
+            self.run = None
+
+    def remove(self) -> None:
+        """Leave the scheduler and the networks as they were."""
+        self.stop()
+        self._undo.close()
 
     def _start(self) -> None:
         self.stop()
@@ -126,66 +143,37 @@ class Clock:
             )
         for seat in self._seats:
             seat.ensure()
-        for call in self._at_start:
-            call()
-        self.step = 0
+        self.run = self._make_run()
 
     def _take_step(self, call: StepCall) -> Any:
         result = call.stock()
-        if self.step is not None:
-            self.step, self.branch = self.step + 1, -1
-            if self.step == self.num_steps - 1:
-                held = held_bytes(entry for tensors in self._held for entry in tensors())
-                self.cached_bytes = max(self.cached_bytes, held)
-            if self.step == self.num_steps:
+        run = self.run
+        if run is not None:
+            run.step, run.branch = run.step + 1, -1
+            if run.step == self.num_steps - 1:  # caches are full; once per run costs no time
+                self._cached_bytes = max(self._cached_bytes, held_bytes(run.cached()))
+            if run.step == self.num_steps:
                 self.stop()
-                for ended in self._at_end:
-                    ended()
+                run.end()
         return result
 
 
 class _CallHook(ModelHook):
-    def __init__(self, clock: Clock, around: Around | None) -> None:
+    def __init__(self, clock: Clock[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._clock, self._around = clock, around
+        self._clock = clock
 
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         forward: Any = self.fn_ref.original_forward
-        clock = self._clock
-        if clock.step is None:
+        run: BaselineRun | None = self._clock.run
+        if run is None:
             return forward(*args, **kwargs)
         try:
-            clock.enter()
-            if self._around is None:
-                return forward(*args, **kwargs)
-            return self._around(_Call(forward, args, kwargs))
+            run.branch += 1
+            return run.call(NetworkCall(forward, args, kwargs))
         except BaseException:
-            clock.stop()
+            self._clock.stop()
             raise
-
-
-class _Call:
-    """A ``Compute``; its rows are those of the first tensor among the arguments."""
-
-    def __init__(self, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._forward, self._args, self._kwargs = forward, args, kwargs
-
-    @property
-    def batch(self) -> int:
-        given = (*self._args, *self._kwargs.values())
-        return len(next(one for one in given if isinstance(one, Tensor)))
-
-    def __call__(self, rows: slice | None = None) -> Any:
-        if rows is None:
-            return self._forward(*self._args, **self._kwargs)
-        batch = self.batch
-
-        def part(given: Any) -> Any:
-            whole = isinstance(given, Tensor) and given.ndim > 0 and len(given) == batch
-            return given[rows] if whole else given
-
-        args = [part(given) for given in self._args]
-        return self._forward(*args, **{name: part(v) for name, v in self._kwargs.items()})
 
 
 def first_tensor(output: Any) -> Tensor:

@@ -8,13 +8,11 @@ second half, which makes the details.
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
 from dataclasses import dataclass
 
-from ertacache.baselines.blocks import BlockCall, BlockStack, Decision
-from ertacache.baselines.clock import Clock
-from ertacache.baselines.compat import find_blocks, one_network, why_no_blocks
-from ertacache.baselines.interface import Handle, Knob, Runs, require
+from ertacache.baselines.base import Baseline, BaselineHandle, Parameter
+from ertacache.baselines.blocks import BlockCall, BlockRun, Decision, attach_blocks
+from ertacache.baselines.private_api import find_blocks, one_network, why_no_blocks
 from ertacache.integration.compat import Pipeline
 
 __all__ = ["DeltaDiT", "DeltaSetting", "choose_setting", "decide"]
@@ -38,7 +36,7 @@ class DeltaSetting:
 
 
 @dataclass(frozen=True)
-class DeltaDiT:
+class DeltaDiT(Baseline):
     """Delta-DiT. One block at least is always computed."""
 
     name: str = "Delta-DiT"
@@ -47,27 +45,18 @@ class DeltaDiT:
         """It needs the blocks."""
         return why_no_blocks(pipe)
 
-    def knob(self, pipe: Pipeline, *, num_inference_steps: int) -> Knob:
+    def parameter(self, pipe: Pipeline, *, num_inference_steps: int) -> Parameter:
         """The share of blocks that a run computes; interval and number of blocks follow."""
-        return Knob("computed share of blocks", 0.1, 1.0, saves=False)
+        return Parameter("computed share of blocks", 0.1, 1.0, saves=False)
 
-    def calibrate(self, pipe: Pipeline, runs: Runs) -> DeltaDiT:
-        """There is nothing to learn."""
-        return self
-
-    def attach(self, pipe: Pipeline, knob: float, *, num_inference_steps: int) -> Handle:
-        """Compute about ``knob`` of the blocks."""
-        require(self.applies(pipe))
-        share = self.knob(pipe, num_inference_steps=num_inference_steps).check(knob)
-        network = one_network(pipe)
-        setting = choose_setting(share, len(find_blocks(network)), num_inference_steps)
-        with ExitStack() as undo:
-            clock = Clock(pipe, num_steps=num_inference_steps)
-            undo.callback(clock.remove)
-            stack = BlockStack(network, clock, lambda call: decide(setting, call))
-            undo.callback(stack.remove)
-            kept = undo.pop_all()
-        return Handle(kept, lambda: stack.stats)
+    def _attach(self, pipe: Pipeline, value: float, num_steps: int) -> BaselineHandle:
+        """Compute about ``value`` of the blocks."""
+        setting = choose_setting(value, len(find_blocks(one_network(pipe))), num_steps)
+        return attach_blocks(
+            pipe,
+            lambda: BlockRun(lambda call: decide(setting, call)),
+            num_inference_steps=num_steps,
+        )
 
 
 def choose_setting(share: float, num_blocks: int, num_steps: int) -> DeltaSetting:

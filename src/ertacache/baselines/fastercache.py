@@ -7,33 +7,33 @@ latter needs both branches in one batch: with sequential guidance only attention
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from diffusers import FasterCacheConfig
 from torch import nn
 
-from ertacache.baselines.builtin import attach_cache, enabled, states_per_branch, why_no_cache
-from ertacache.baselines.clock import Clock
-from ertacache.baselines.compat import find_attention, one_network
-from ertacache.baselines.interface import Handle, Knob, NotApplicableError, Runs, require
+from ertacache.baselines.architectures import GuidanceBatch, find_architecture
+from ertacache.baselines.base import NotApplicableError, Parameter
+from ertacache.baselines.clock import NetworkCall
+from ertacache.baselines.diffusers_cache import (
+    CacheRun,
+    DiffusersCache,
+    SplitCacheRun,
+    why_no_cache,
+)
+from ertacache.baselines.private_api import one_network
 from ertacache.integration.compat import Pipeline
 from ertacache.integration.fingerprints import current_guidance
 
 __all__ = ["FasterCache"]
 
-_HOOK = "faster_cache_block"
-_BATCHED = {"CogVideoXTransformer3DModel": "BFCHW"}
-"""Networks whose pipelines batch their guidance branches, with the form of their latents."""
-_SINGLE = ("FluxTransformer2DModel", "WanTransformer3DModel", "HunyuanVideoTransformer3DModel")
-"""Networks that are given one branch at a time."""
-_UNCOND = 641 / 681  # published bounds: the unconditional branch is left out a little later
+_UNCONDITIONAL = 641 / 681  # published bounds: the unconditional branch is predicted a little later
 
 
 @dataclass(frozen=True)
-class FasterCache:
+class FasterCache(DiffusersCache):
     """FasterCache with its published intervals, 2 for attention and 5 for guidance.
 
     Attributes:
@@ -43,58 +43,56 @@ class FasterCache:
 
     name: str = "FasterCache"
     weight: float = 0.5
+    hook = "faster_cache_block"
+    unit = "attention layers"
 
     def applies(self, pipe: Pipeline) -> str | None:
-        """It needs to know how a pipeline hands its guidance branches to the network."""
+        """It needs to know how a pipeline passes its guidance branches to the network."""
         reason = why_no_cache(pipe)
-        kind = type(one_network(pipe)).__name__
-        if reason is None and kind not in (*_BATCHED, *_SINGLE):
+        if reason is None and _guidance(pipe) is None:
+            kind = type(one_network(pipe)).__name__
             return f"FasterCache has no row for how pipelines guide {kind}"
         return reason
 
-    def knob(self, pipe: Pipeline, *, num_inference_steps: int) -> Knob:
+    def parameter(self, pipe: Pipeline, *, num_inference_steps: int) -> Parameter:
         """The timestep below which is reused; published: 681."""
-        return Knob("timestep", 0.0, 990.0, saves=True)
+        return Parameter("timestep", 0.0, 990.0, saves=True)
 
-    def calibrate(self, pipe: Pipeline, runs: Runs) -> FasterCache:
-        """There is nothing to learn."""
-        return self
-
-    def config(self, pipe: Any, timestep: float) -> FasterCacheConfig:
+    def config(self, pipe: Any, value: float, num_steps: int) -> FasterCacheConfig:
         """The configuration for diffusers' own call."""
-        form = _BATCHED.get(type(one_network(pipe)).__name__)
+        guidance = _guidance(pipe)
+        assert guidance is not None  # it applies
         return FasterCacheConfig(  # type: ignore[no-untyped-call]
-            spatial_attention_timestep_skip_range=(-1, timestep),
-            unconditional_batch_timestep_skip_range=(-1, timestep * _UNCOND),
+            spatial_attention_timestep_skip_range=(-1, value),
+            unconditional_batch_timestep_skip_range=(-1, value * _UNCONDITIONAL),
             attention_weight_callback=lambda _: self.weight,
-            tensor_format=form or "BCHW",
-            is_guidance_distilled=form is None,
+            tensor_format=guidance.tensor_format,
+            is_guidance_distilled=not guidance.batched,
             current_timestep_callback=lambda: pipe.current_timestep,
         )
 
-    def attach(self, pipe: Pipeline, knob: float, *, num_inference_steps: int) -> Handle:
-        """Reuse below timestep ``knob``."""
-        require(self.applies(pipe))
-        timestep = self.knob(pipe, num_inference_steps=num_inference_steps).check(knob)
-        batched = type(one_network(pipe)).__name__ in _BATCHED
-        return attach_cache(
-            pipe,
-            enabled(pipe, self.config(pipe, timestep)),
-            name=self.name,
-            num_inference_steps=num_inference_steps,
-            hook=_HOOK,
-            units=find_attention(one_network(pipe)),
-            unit="attention layers",
-            prepare=_check_guidance(pipe) if batched else states_per_branch(_HOOK),
-        )
+    def make_run(self, pipe: Pipeline, units: Sequence[nn.Module], config: Any) -> CacheRun:
+        """Keep the branches of guidance apart, or check that the batch has both."""
+        guidance = _guidance(pipe)
+        if guidance is not None and guidance.batched:
+            return _GuidedRun(pipe, units)
+        return SplitCacheRun(one_network(pipe), units, self.hook)
 
 
-def _check_guidance(pipe: Pipeline) -> Callable[[nn.Module, Clock, ExitStack], None]:
-    """Refuse a run without guidance: there would be no second half of the batch."""
+def _guidance(pipe: Pipeline) -> GuidanceBatch | None:
+    architecture = find_architecture(one_network(pipe))
+    return None if architecture is None else architecture.guidance
 
-    def check(branch: int) -> None:
-        scale = current_guidance(pipe)
+
+class _GuidedRun(CacheRun):
+    """Refuses a run without guidance: there would be no second half of the batch."""
+
+    def __init__(self, pipe: Pipeline, units: Sequence[nn.Module]) -> None:
+        super().__init__(one_network(pipe), units)
+        self._pipe = pipe
+
+    def call(self, call: NetworkCall) -> Any:
+        scale = current_guidance(self._pipe)
         if scale is not None and scale <= 1:
             raise NotApplicableError("FasterCache predicts the unconditional branch: use guidance")
-
-    return lambda network, clock, undo: clock.at_call(check)
+        return super().call(call)

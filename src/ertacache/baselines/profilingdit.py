@@ -2,25 +2,24 @@
 
 The first steps are computed in full, and so are refresh steps that get denser towards the end. In
 between, the listed blocks are replaced by the deltas of the last refresh; the list of background
-and of foreground blocks take turns from refresh to refresh. The published roles come from attention
-maps; fused attention shows none, so here a block's role is read off where it writes: the share of
-its delta that falls on foreground tokens, profiled on untouched runs.
+and of foreground blocks alternate from refresh to refresh. The published roles come from attention
+maps; fused attention has none, so here a block's role is read off where it writes: the share of its
+delta that falls on foreground tokens, profiled on full runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ertacache.baselines.blocks import BlockCall, BlockStack, Decision
-from ertacache.baselines.clock import Clock
-from ertacache.baselines.compat import find_blocks, one_network, why_no_blocks
-from ertacache.baselines.interface import Handle, Knob, Runs, require
+from ertacache.baselines.base import Baseline, BaselineHandle, Parameter, RunPrompts
+from ertacache.baselines.blocks import BlockCall, BlockRun, Decision, attach_blocks
+from ertacache.baselines.clock import NetworkCall
+from ertacache.baselines.private_api import Block, find_blocks, one_network, why_no_blocks
 from ertacache.integration.compat import Pipeline
 
 __all__ = ["ProfilingDiT", "decide", "foreground_share", "join_blocks", "refresh_steps"]
@@ -29,7 +28,7 @@ _REFRESH, _OF = (6, 18, 26, 32, 38, 42, 46, 48), 50  # as published, of 50 steps
 
 
 @dataclass(frozen=True)
-class ProfilingDiT:
+class ProfilingDiT(Baseline):
     """ProfilingDiT.
 
     Attributes:
@@ -45,37 +44,32 @@ class ProfilingDiT:
         """It needs the blocks."""
         return why_no_blocks(pipe)
 
-    def knob(self, pipe: Pipeline, *, num_inference_steps: int) -> Knob:
+    def parameter(self, pipe: Pipeline, *, num_inference_steps: int) -> Parameter:
         """The number of blocks on either list."""
         high = len(find_blocks(one_network(pipe)))
-        return Knob("reused blocks", 0, high, saves=True, integer=True)
+        return Parameter("reused blocks", 0, high, saves=True, integer=True)
 
-    def calibrate(self, pipe: Pipeline, runs: Runs) -> ProfilingDiT:
+    def calibrate(self, pipe: Pipeline, run_prompts: RunPrompts) -> ProfilingDiT:
         """Rank the blocks by how much of what they write is foreground."""
-        shares = _profile_roles(pipe, runs)
+        shares = _profile_roles(pipe, run_prompts)
         order = sorted(range(len(shares)), key=lambda k: (-shares[k], k))
         return replace(self, foreground=tuple(order))
 
-    def attach(self, pipe: Pipeline, knob: float, *, num_inference_steps: int) -> Handle:
-        """Reuse ``knob`` blocks between the refresh steps."""
-        require(self.applies(pipe))
+    def _attach(self, pipe: Pipeline, value: float, num_steps: int) -> BaselineHandle:
+        """Reuse ``value`` blocks between the refresh steps."""
         if not self.foreground:
             raise ValueError("ProfilingDiT does not know the blocks' roles: calibrate it first")
-        count = int(self.knob(pipe, num_inference_steps=num_inference_steps).check(knob))
+        count = int(value)
         lists = (
             join_blocks(self.foreground[len(self.foreground) - count :]),
             join_blocks(self.foreground[:count]),
         )
-        refresh = refresh_steps(num_inference_steps)
-        with ExitStack() as undo:
-            clock = Clock(pipe, num_steps=num_inference_steps)
-            undo.callback(clock.remove)
-            stack = BlockStack(
-                one_network(pipe), clock, lambda call: decide(call, refresh=refresh, lists=lists)
-            )
-            undo.callback(stack.remove)
-            kept = undo.pop_all()
-        return Handle(kept, lambda: stack.stats)
+        refresh = refresh_steps(num_steps)
+        return attach_blocks(
+            pipe,
+            lambda: BlockRun(lambda call: decide(call, refresh=refresh, lists=lists)),
+            num_inference_steps=num_steps,
+        )
 
 
 def refresh_steps(num_steps: int) -> tuple[int, ...]:
@@ -142,31 +136,32 @@ def foreground_share(deltas: Sequence[Tensor], result: Tensor) -> list[float]:
     return shares
 
 
-def _profile_roles(pipe: Pipeline, runs: Runs) -> list[float]:
+def _profile_roles(pipe: Pipeline, run_prompts: RunPrompts) -> list[float]:
     """The foreground share of every block, averaged over all calls of the network."""
-    network = one_network(pipe)
-    blocks = find_blocks(network)
-    single = tuple(range(k, k + 1) for k in range(len(blocks)))
+    blocks = find_blocks(one_network(pipe))
     found: list[list[float]] = []
-    entered: list[Tensor] = []
-
-    def rule(call: BlockCall) -> Decision:
-        entered[:] = [blocks[0].inputs(call.arguments)[0]]
-        return Decision(record=single)
-
-    def look(compute: Callable[[], Any]) -> Any:
-        output = compute()
-        deltas = [stack.delta(clock.branch, block) for block in single]
-        found.append(foreground_share(deltas, sum(deltas, entered[0])))
-        return output
-
-    with ExitStack() as undo:
-        clock = Clock(pipe, around=look)
-        undo.callback(clock.remove)
-        stack = BlockStack(network, clock, rule)
-        undo.callback(stack.remove)
-        runs()
+    with attach_blocks(pipe, lambda: _ProfileRun(blocks, found)):
+        run_prompts()
     if not found:
         raise ValueError("the calibration made no run")
     shares: list[float] = torch.tensor(found, dtype=torch.float64).mean(0).tolist()
     return shares
+
+
+class _ProfileRun(BlockRun):
+    """A run that appends the foreground share of every block, call by call."""
+
+    def __init__(self, blocks: Sequence[Block], found: list[list[float]]) -> None:
+        super().__init__()
+        self._first, self._found = blocks[0], found
+        self._single = tuple(range(k, k + 1) for k in range(len(blocks)))
+
+    def decide(self, call: BlockCall) -> Decision:
+        self._entering = self._first.inputs(call.arguments)[0]
+        return Decision(record=self._single)
+
+    def call(self, call: NetworkCall) -> Any:
+        output = call()
+        deltas = [self.delta(block) for block in self._single]
+        self._found.append(foreground_share(deltas, sum(deltas, self._entering)))
+        return output

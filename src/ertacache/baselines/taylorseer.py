@@ -7,13 +7,17 @@ nothing in Wan and CogVideoX; lite mode hooks, and a run that reuses nothing rai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from diffusers import TaylorSeerCacheConfig
+from torch import nn
 
-from ertacache.baselines.builtin import attach_cache, block_modules, enabled, why_no_block_cache
-from ertacache.baselines.interface import Handle, Knob, Runs, require
+from ertacache.baselines.base import Parameter
+from ertacache.baselines.diffusers_cache import CacheRun, DiffusersCache
+from ertacache.baselines.private_api import one_network
 from ertacache.integration.compat import Pipeline
 
 __all__ = ["TaylorSeer", "choose_interval", "computed_steps"]
@@ -22,7 +26,7 @@ _WARM_UP = 3  # diffusers' default
 
 
 @dataclass(frozen=True)
-class TaylorSeer:
+class TaylorSeer(DiffusersCache):
     """TaylorSeer.
 
     Attributes:
@@ -33,23 +37,17 @@ class TaylorSeer:
 
     name: str = "TaylorSeer"
     max_order: int = 2
+    hook = "taylorseer_cache"
 
-    def applies(self, pipe: Pipeline) -> str | None:
-        """It needs the blocks of a network on which diffusers offers caches."""
-        return why_no_block_cache(pipe)
-
-    def knob(self, pipe: Pipeline, *, num_inference_steps: int) -> Knob:
+    def parameter(self, pipe: Pipeline, *, num_inference_steps: int) -> Parameter:
         """The number of computed steps; the interval follows."""
-        low = len(computed_steps(num_inference_steps, num_inference_steps, num_inference_steps))
-        return Knob("computed steps", low, num_inference_steps, saves=False, integer=True)
+        high = num_inference_steps
+        low = len(computed_steps(high, high, high))
+        return Parameter("computed steps", low, high, saves=False, integer=True, counts_steps=True)
 
-    def calibrate(self, pipe: Pipeline, runs: Runs) -> TaylorSeer:
-        """There is nothing to learn."""
-        return self
-
-    def config(self, num_steps: int, budget: int) -> TaylorSeerCacheConfig:
-        """The configuration for diffusers' own call."""
-        interval, cool_down = choose_interval(num_steps, budget)
+    def config(self, pipe: Pipeline, value: float, num_steps: int) -> TaylorSeerCacheConfig:
+        """The configuration for diffusers' own call, with at most ``value`` computed steps."""
+        interval, cool_down = choose_interval(num_steps, int(value))
         return TaylorSeerCacheConfig(  # type: ignore[no-untyped-call]
             cache_interval=interval,
             disable_cache_before_step=_WARM_UP,
@@ -59,20 +57,16 @@ class TaylorSeer:
             use_lite_mode=True,
         )
 
-    def attach(self, pipe: Pipeline, knob: float, *, num_inference_steps: int) -> Handle:
-        """Compute at most ``knob`` steps."""
-        require(self.applies(pipe))
-        budget = self.knob(pipe, num_inference_steps=num_inference_steps).check(knob)
-        return attach_cache(
-            pipe,
-            enabled(pipe, self.config(num_inference_steps, int(budget))),
-            name=self.name,
-            num_inference_steps=num_inference_steps,
-            hook="taylorseer_cache",
-            units=block_modules(pipe),
-            unit="blocks",
-            must_reuse=budget < num_inference_steps,
-        )
+    def make_run(self, pipe: Pipeline, units: Sequence[nn.Module], config: Any) -> CacheRun:
+        """Raise if a run that should reuse something does not."""
+        kind = CacheRun if config.cache_interval == 1 else _ReusingRun
+        return kind(one_network(pipe), units)
+
+
+class _ReusingRun(CacheRun):
+    def end(self) -> None:
+        if self.reused == 0:
+            raise RuntimeError("TaylorSeer reused nothing in a whole run")
 
 
 def computed_steps(num_steps: int, interval: int, cool_down: int) -> tuple[int, ...]:
@@ -95,7 +89,7 @@ def choose_interval(num_steps: int, budget: int) -> tuple[int, int]:
     """The smallest interval within a budget of computed steps; what is left goes to the end.
 
     Spent at the end the rest helped more than at the start, on calibration prompts of a bundled
-    model: the rival is shown at its best.
+    model: the baseline is shown at its best.
 
     Example:
         >>> choose_interval(30, 10), choose_interval(30, 15)

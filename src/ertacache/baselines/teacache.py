@@ -7,7 +7,7 @@ for a few checkpoints and refitted on calibration runs for any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ertacache.baselines.blocks import BlockCall, BlockStack, Decision
-from ertacache.baselines.clock import Clock, first_tensor
-from ertacache.baselines.compat import find_blocks, one_network, why_no_blocks
-from ertacache.baselines.interface import Handle, Knob, Runs, require
+from ertacache.baselines.architectures import find_architecture_of_block
+from ertacache.baselines.base import Baseline, BaselineHandle, Parameter, RunPrompts
+from ertacache.baselines.blocks import BlockCall, BlockRun, Decision, attach_blocks
+from ertacache.baselines.clock import NetworkCall, first_tensor
+from ertacache.baselines.private_api import find_blocks, one_network, why_no_blocks
 from ertacache.core.residual import relative_l1
 from ertacache.integration.compat import Pipeline
 
-__all__ = ["PUBLISHED", "TeaCache", "TeaCacheRule", "evaluate", "fit_polynomial"]
+__all__ = ["PUBLISHED", "Signal", "TeaCache", "TeaCacheRule", "evaluate", "fit_polynomial"]
 
 PUBLISHED: dict[str, tuple[float, ...]] = {
     "FLUX.1": (498.651651, -283.781631, 55.8554382, -3.82021401, 0.264230861),
@@ -35,7 +36,7 @@ PUBLISHED: dict[str, tuple[float, ...]] = {
 
 
 @dataclass(frozen=True)
-class TeaCache:
+class TeaCache(Baseline):
     """TeaCache.
 
     Attributes:
@@ -49,41 +50,44 @@ class TeaCache:
     def applies(self, pipe: Pipeline) -> str | None:
         """It needs the blocks, and to know what the modulated input of the first is."""
         reason = why_no_blocks(pipe)
-        if reason is None and _kind(pipe) not in _SIGNALS:
-            return f"TeaCache has no rule for the modulated input of {_kind(pipe)}"
+        if reason is None:
+            block = find_blocks(one_network(pipe))[0].module
+            architecture = find_architecture_of_block(block)
+            if architecture is None or architecture.modulated_input is None:
+                kind = type(block).__name__
+                return f"TeaCache has no rule for the modulated input of {kind}"
         return reason
 
-    def knob(self, pipe: Pipeline, *, num_inference_steps: int) -> Knob:
+    def parameter(self, pipe: Pipeline, *, num_inference_steps: int) -> Parameter:
         """The threshold of the accumulated change."""
-        return Knob("threshold", 1e-4, 100.0, saves=True)
+        return Parameter("threshold", 1e-4, 100.0, saves=True)
 
-    def calibrate(self, pipe: Pipeline, runs: Runs) -> TeaCache:
-        """Take the published polynomial of the checkpoint, or fit one on untouched runs."""
+    def calibrate(self, pipe: Pipeline, run_prompts: RunPrompts) -> TeaCache:
+        """Take the published polynomial of the checkpoint, or fit one on full runs."""
         known = _published(pipe)
-        return replace(self, polynomial=known or _refit(pipe, runs))
+        return replace(self, polynomial=known or _refit(pipe, run_prompts))
 
-    def attach(self, pipe: Pipeline, knob: float, *, num_inference_steps: int) -> Handle:
-        """Reuse the block stack under the threshold ``knob``."""
-        require(self.applies(pipe))
+    def _attach(self, pipe: Pipeline, value: float, num_steps: int) -> BaselineHandle:
+        """Reuse the block stack under the threshold ``value``."""
         polynomial = self.polynomial or _published(pipe)
         if not polynomial:
             raise ValueError("TeaCache has no polynomial for this checkpoint: calibrate it first")
-        self.knob(pipe, num_inference_steps=num_inference_steps).check(knob)
         network = one_network(pipe)
+        num_blocks = len(find_blocks(network))
+
+        def make_run() -> BlockRun:
+            rule = TeaCacheRule(polynomial, value, num_steps, num_blocks)
+            return BlockRun(lambda call: rule.decide(call, signal(call)))
+
         with ExitStack() as undo:
             signal = Signal(network, undo)
-            clock = Clock(pipe, num_steps=num_inference_steps)
-            undo.callback(clock.remove)
-            rule = TeaCacheRule(polynomial, knob, num_inference_steps, len(find_blocks(network)))
-            clock.at_start(rule.reset)
-            stack = BlockStack(network, clock, lambda call: rule.decide(call, signal(call)))
-            undo.callback(stack.remove)
-            kept = undo.pop_all()
-        return Handle(kept, lambda: stack.stats)
+            handle = attach_blocks(pipe, make_run, num_inference_steps=num_steps)
+            undo.callback(handle.detach)
+            return BaselineHandle(undo.pop_all(), lambda: handle.stats)
 
 
 class TeaCacheRule:
-    """When the accumulated, rescaled change of the input is below the threshold, reuse."""
+    """Reuses while the accumulated, rescaled change of the input is below the threshold."""
 
     def __init__(
         self, polynomial: Sequence[float], threshold: float, num_steps: int, num_blocks: int
@@ -93,10 +97,6 @@ class TeaCacheRule:
         self._last, self._all = num_steps - 1, (range(num_blocks),)
         self._before: dict[int, Tensor] = {}
         self._change: dict[int, float] = {}
-
-    def reset(self) -> None:
-        """Forget the run before."""
-        self._before, self._change = {}, {}
 
     def decide(self, call: BlockCall, signal: Tensor) -> Decision:
         """Decide one call from its modulated input; branches are kept apart."""
@@ -143,49 +143,25 @@ def fit_polynomial(x: Sequence[float], y: Sequence[float], degree: int = 4) -> t
 
 
 class Signal:
-    """The modulated input that TeaCache watches, by the kind of block."""
+    """The modulated input that TeaCache compares from step to step."""
 
     def __init__(self, network: nn.Module, undo: ExitStack) -> None:
-        """Listen to the time embedding where no block is given it."""
-        kind = type(find_blocks(network)[0].module).__name__
-        self._read = _SIGNALS[kind]
-        self._time: list[Tensor] = []
-        embedder = getattr(network, "condition_embedder", None)
-        if kind == "WanTransformerBlock" and isinstance(embedder, nn.Module):
-            listener = embedder.register_forward_hook(self._listen)
-            undo.callback(listener.remove)
+        """Hook the time embedder of an architecture whose blocks are not given its output."""
+        architecture = find_architecture_of_block(find_blocks(network)[0].module)
+        assert architecture is not None  # TeaCache applies
+        assert architecture.modulated_input is not None
+        self._read = architecture.modulated_input
+        self._time: Tensor | None = None
+        if architecture.time_embedder is not None:
+            embedder = network.get_submodule(architecture.time_embedder)
+            undo.callback(embedder.register_forward_hook(self._keep_time).remove)
 
-    def _listen(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._time = [output[0]]
+    def _keep_time(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._time = output[0]
 
     def __call__(self, call: BlockCall) -> Tensor:
         """Return the modulated input of a call."""
         return self._read(call, self._time)
-
-
-_SIGNALS: dict[str, Callable[[BlockCall, list[Tensor]], Tensor]] = {
-    "FluxTransformerBlock": lambda call, time: _flux(call),
-    "WanTransformerBlock": lambda call, time: time[0],
-    "CogVideoXBlock": lambda call, time: call.arguments["temb"],
-    "OpenSoraBlock": lambda call, time: _opensora(call),
-}
-
-
-def _flux(call: BlockCall) -> Tensor:
-    norm: Any = call.block.norm1
-    modulated: Tensor = norm(call.arguments["hidden_states"], emb=call.arguments["temb"])[0]
-    return modulated
-
-
-def _opensora(call: BlockCall) -> Tensor:
-    block: Any = call.block
-    given = (call.arguments[name] for name in ("hidden_states", "modulation"))
-    modulated: Tensor = block.modulated_input(*given)
-    return modulated
-
-
-def _kind(pipe: Pipeline) -> str:
-    return type(find_blocks(one_network(pipe))[0].module).__name__
 
 
 def _published(pipe: Pipeline) -> tuple[float, ...] | None:
@@ -194,39 +170,32 @@ def _published(pipe: Pipeline) -> tuple[float, ...] | None:
     return next((p for part, p in PUBLISHED.items() if part.lower() in name), None)
 
 
-def _refit(pipe: Pipeline, runs: Runs) -> tuple[float, ...]:
-    """Fit the change of the output on the change of the input over untouched runs."""
-    profile = _Changes()
-    network = one_network(pipe)
+def _refit(pipe: Pipeline, run_prompts: RunPrompts) -> tuple[float, ...]:
+    """Fit the change of the output on the change of the input over full runs."""
+    x, y = list[float](), list[float]()
     with ExitStack() as undo:
-        signal = Signal(network, undo)
-        clock = Clock(pipe, around=lambda compute: profile.output(clock, compute()))
-        undo.callback(clock.remove)
-        clock.at_start(profile.reset)
-        stack = BlockStack(network, clock, lambda call: profile.input(call, signal(call)))
-        undo.callback(stack.remove)
-        runs()
-    return fit_polynomial(profile.x, profile.y)
+        signal = Signal(one_network(pipe), undo)
+        undo.enter_context(attach_blocks(pipe, lambda: _ChangeRun(signal, x, y)))
+        run_prompts()
+    return fit_polynomial(x, y)
 
 
-class _Changes:
-    """Relative L1 changes from step to step, of the modulated input and of the output."""
+class _ChangeRun(BlockRun):
+    """Appends relative L1 changes from step to step, of the modulated input and of the output."""
 
-    def __init__(self) -> None:
-        self.x: list[float] = []
-        self.y: list[float] = []
+    def __init__(self, signal: Signal, x: list[float], y: list[float]) -> None:
+        super().__init__()
+        self._signal, self._x, self._y = signal, x, y
         self._inputs: dict[int, Tensor] = {}
         self._outputs: dict[int, Tensor] = {}
 
-    def reset(self) -> None:
-        self._inputs, self._outputs = {}, {}
-
-    def input(self, call: BlockCall, signal: Tensor) -> Decision:
-        _append_change(self.x, self._inputs, call.branch, signal)
+    def decide(self, call: BlockCall) -> Decision:
+        _append_change(self._x, self._inputs, call.branch, self._signal(call))
         return Decision()
 
-    def output(self, clock: Clock, output: Any) -> Any:
-        _append_change(self.y, self._outputs, clock.branch, first_tensor(output))
+    def call(self, call: NetworkCall) -> Any:
+        output = call()
+        _append_change(self._y, self._outputs, self.branch, first_tensor(output))
         return output
 
 

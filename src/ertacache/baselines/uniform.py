@@ -1,18 +1,18 @@
-"""Uniform reuse: a few steps spread evenly are computed, the others replay the last raw output.
+"""Uniform reuse: evenly spread steps are computed, the others return the last raw output.
 
-The plainest cache there is. Replays whole outputs of the network, call by call, so guidance is
-whatever the pipeline makes of them.
+The simplest cache. It replays whole outputs of the network, call by call, so that guidance is
+applied to them as the pipeline does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from ertacache.baselines.clock import Clock
-from ertacache.baselines.interface import Handle, Knob, Runs, Stats
+from ertacache.baselines.base import Baseline, BaselineHandle, Parameter
+from ertacache.baselines.clock import BaselineRun, Clock, NetworkCall
 from ertacache.core.threshold import uniform_schedule
 from ertacache.integration.compat import Pipeline
 
@@ -20,59 +20,41 @@ __all__ = ["Uniform"]
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(Baseline):
     """Reuse of the whole output on all but evenly spread steps."""
 
     name: str = "uniform"
 
-    def applies(self, pipe: Pipeline) -> str | None:
-        """It works with every pipeline."""
-        return None
-
-    def knob(self, pipe: Pipeline, *, num_inference_steps: int) -> Knob:
+    def parameter(self, pipe: Pipeline, *, num_inference_steps: int) -> Parameter:
         """The number of computed steps."""
-        return Knob("computed steps", 1, num_inference_steps, saves=False, integer=True)
+        return Parameter(
+            "computed steps", 1, num_inference_steps, saves=False, integer=True, counts_steps=True
+        )
 
-    def calibrate(self, pipe: Pipeline, runs: Runs) -> Uniform:
-        """There is nothing to learn."""
-        return self
-
-    def attach(self, pipe: Pipeline, knob: float, *, num_inference_steps: int) -> Handle:
-        """Compute ``knob`` steps of a run, the first and the last among them."""
-        steps = self.knob(pipe, num_inference_steps=num_inference_steps).check(knob)
-        replay = _Replay(frozenset(uniform_schedule(num_inference_steps, int(steps))))
-        clock = Clock(pipe, num_steps=num_inference_steps, around=replay)
-        replay.follow(clock)
+    def _attach(self, pipe: Pipeline, value: float, num_steps: int) -> BaselineHandle:
+        """Compute ``value`` steps of a run, the first and the last among them."""
+        steps = frozenset(uniform_schedule(num_steps, int(value)))
         with ExitStack() as undo:
-            undo.callback(replay.outputs.clear)
+            clock = Clock(pipe, lambda: _ReplayRun(steps), num_steps=num_steps)
             undo.callback(clock.remove)
-            kept = undo.pop_all()
-
-        def stats() -> Stats:
-            reused = clock.calls - replay.computed
-            return Stats("network calls", replay.computed, reused, clock.cached_bytes)
-
-        return Handle(kept, stats)
+            return BaselineHandle(undo.pop_all(), lambda: clock.stats("network calls"))
 
 
-class _Replay:
+class _ReplayRun(BaselineRun):
     """Runs the network on computed steps, and returns its last output of the branch on others."""
 
     def __init__(self, compute_steps: frozenset[int]) -> None:
-        self.outputs: dict[int, Any] = {}
-        self.computed = 0
+        super().__init__()
         self._compute_steps = compute_steps
-        self._clock: Clock | None = None
+        self._outputs: dict[int, Any] = {}
 
-    def follow(self, clock: Clock) -> None:
-        self._clock = clock
-        clock.at_start(self.outputs.clear)
-        clock.weigh(self.outputs.values)
-
-    def __call__(self, compute: Callable[[], Any]) -> Any:
-        assert self._clock is not None
-        branch = self._clock.branch
-        if self._clock.step in self._compute_steps or branch not in self.outputs:
-            self.outputs[branch] = compute()
+    def call(self, call: NetworkCall) -> Any:
+        if self.step in self._compute_steps or self.branch not in self._outputs:
+            self._outputs[self.branch] = call()
             self.computed += 1
-        return self.outputs[branch]
+        else:
+            self.reused += 1
+        return self._outputs[self.branch]
+
+    def cached(self) -> Iterable[Any]:
+        return self._outputs.values()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from ertacache.baselines.compat import (
+from ertacache.baselines.private_api import (
     find_blocks,
-    hooked,
+    find_hooks,
     one_network,
     remember_hooks,
     why_no_blocks,
     why_not_one_network,
 )
-from tests.baselines.rivals import BLOCKS, Subject, attributes
+from tests.baselines.cases import BLOCKS, Subject, attributes
 from tests.baselines.toy import ToyPipe, known_blocks
 from tests.integration.tiny import CASES
 
@@ -53,7 +53,7 @@ def test_hooks_of_diffusers_leave_nothing(flux: Subject) -> None:
     before = attributes(flux.pipe)
     restore = remember_hooks(flux.network)
     flux.network.enable_cache(FirstBlockCacheConfig(threshold=0.1))
-    assert len(hooked(flux.network, "fbc_block_hook")) == BLOCKS - 1
+    assert len(find_hooks(flux.network, "fbc_block_hook")) == BLOCKS - 1
     flux.network.disable_cache()
     assert attributes(flux.pipe) != before  # what diffusers itself leaves
     restore()

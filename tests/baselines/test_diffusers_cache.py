@@ -1,24 +1,30 @@
-"""Caches of diffusers: enabled, kept apart by branch, started afresh, and gone without a trace."""
+"""Caches of diffusers: enabled, kept apart by branch, started afresh, and removed completely."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 from diffusers import TaylorSeerCacheConfig
 
-from ertacache.baselines import NotApplicableError
-from ertacache.baselines.builtin import (
-    attach_cache,
-    block_modules,
-    enabled,
-    why_no_block_cache,
-    why_no_cache,
-)
+from ertacache.baselines import BaselineHandle, NotApplicableError
+from ertacache.baselines.diffusers_cache import why_no_block_cache, why_no_cache
 from ertacache.baselines.firstblock import FirstBlockCache
-from tests.baselines.rivals import STEPS, Subject
+from ertacache.baselines.taylorseer import TaylorSeer
+from tests.baselines.cases import STEPS, Subject
 from tests.integration.tiny import CASES
+
+
+@dataclass(frozen=True)
+class Configured(TaylorSeer):
+    """TaylorSeer with any configuration."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def config(self, pipe: Any, value: float, num_steps: int) -> TaylorSeerCacheConfig:
+        return TaylorSeerCacheConfig(**self.settings)
 
 
 def test_where_diffusers_offers_no_cache(sd3: Subject, flux: Subject) -> None:
@@ -29,36 +35,27 @@ def test_where_diffusers_offers_no_cache(sd3: Subject, flux: Subject) -> None:
     assert "several networks" in experts
 
 
-def attach_taylorseer(subject: Subject, must_reuse: bool = False, **settings: Any) -> Any:
-    return attach_cache(
-        subject.pipe,
-        enabled(subject.pipe, TaylorSeerCacheConfig(**settings)),
-        name="TaylorSeer",
-        num_inference_steps=STEPS,
-        hook="taylorseer_cache",
-        units=block_modules(subject.pipe),
-        unit="blocks",
-        must_reuse=must_reuse,
-    )
+def attach_taylorseer(subject: Subject, **settings: Any) -> BaselineHandle:
+    return Configured(settings=settings).attach(subject.pipe, STEPS, num_inference_steps=STEPS)
 
 
 def test_identifiers_that_hook_nothing_are_noticed(wan: Subject, cogvideox: Subject) -> None:
     for subject in (wan, cogvideox):
         with pytest.raises(NotApplicableError, match="TaylorSeer hooks nothing in"):
             attach_taylorseer(subject)
-        assert torch.equal(subject.generate(), subject.untouched)
+        assert torch.equal(subject.generate(), subject.full_run)
 
 
 def test_run_that_reuses_nothing_is_noticed(wan: Subject) -> None:
     with (
-        attach_taylorseer(wan, must_reuse=True, use_lite_mode=True, cache_interval=1),
+        attach_taylorseer(wan, use_lite_mode=True, disable_cache_before_step=STEPS),
         pytest.raises(RuntimeError, match="reused nothing in a whole run"),
     ):
         wan.generate()
-    assert torch.equal(wan.generate(), wan.untouched)
+    assert torch.equal(wan.generate(), wan.full_run)
 
 
-def test_run_after_one_that_broke_off_is_right(subject: Subject) -> None:
+def test_run_after_an_interrupted_one_is_right(subject: Subject) -> None:
     def stop(pipe: Any, step: int, timestep: Any, values: Any) -> Any:
         if step == 3:
             raise KeyboardInterrupt
@@ -72,10 +69,10 @@ def test_run_after_one_that_broke_off_is_right(subject: Subject) -> None:
 
 
 def test_two_caches_at_once_are_refused(flux: Subject) -> None:
-    rival = FirstBlockCache()
+    baseline = FirstBlockCache()
     with (
-        rival.attach(flux.pipe, 0.3, num_inference_steps=STEPS),
+        baseline.attach(flux.pipe, 0.3, num_inference_steps=STEPS),
         pytest.raises((RuntimeError, ValueError), match="already"),
     ):
-        rival.attach(flux.pipe, 0.3, num_inference_steps=STEPS)
-    assert torch.equal(flux.generate(), flux.untouched)
+        baseline.attach(flux.pipe, 0.3, num_inference_steps=STEPS)
+    assert torch.equal(flux.generate(), flux.full_run)

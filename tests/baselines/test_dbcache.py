@@ -7,10 +7,10 @@ import importlib.util
 import pytest
 import torch
 
-from ertacache.baselines import BASELINES, Stats
-from ertacache.baselines.cachedit import DBCache
-from ertacache.baselines.compat import find_blocks
-from tests.baselines.rivals import BLOCKS, STEPS, Subject, build, run
+from ertacache.baselines import BASELINES, BaselineStats
+from ertacache.baselines.dbcache import DBCache
+from ertacache.baselines.private_api import find_blocks
+from tests.baselines.cases import BLOCKS, STEPS, Subject, build, run
 from tests.baselines.toy import ToyPipe
 from tests.integration.tiny import CASES
 
@@ -24,21 +24,21 @@ installed = pytest.mark.skipif(
 def test_same_bits_as_used_directly(subject: Subject, name: str) -> None:
     import cache_dit
 
-    rival = BASELINES[name]
-    assert isinstance(rival, DBCache)
+    baseline = BASELINES[name]
+    assert isinstance(baseline, DBCache)
     fresh = build(subject.name)
     blocks = [block.module for block in find_blocks(subject.network)]
     for threshold in (0.3, 100.0):
-        cache_dit.enable_cache(fresh, **rival.config(threshold, STEPS))
+        cache_dit.enable_cache(fresh, **baseline.config(fresh, threshold, STEPS))
         expected = run(fresh, CASES[subject.name])
         cache_dit.disable_cache(fresh)
-        with rival.attach(subject.pipe, threshold, num_inference_steps=STEPS) as handle:
+        with baseline.attach(subject.pipe, threshold, num_inference_steps=STEPS) as handle:
             assert torch.equal(subject.generate(), expected)
     # Four steps of warm-up in full, then the first block alone.
     computed = (4 * BLOCKS + 4) * subject.branches
     total = STEPS * BLOCKS * subject.branches
-    assert handle.stats == Stats("blocks", computed, total - computed)
-    assert torch.equal(subject.generate(), subject.untouched)
+    assert handle.stats == BaselineStats("blocks", computed, total - computed)
+    assert torch.equal(subject.generate(), subject.full_run)
     assert [block.module for block in find_blocks(subject.network)] == blocks
 
 
@@ -59,7 +59,7 @@ def test_one_pipeline_of_a_class_at_a_time(flux: Subject) -> None:
         pytest.raises(RuntimeError, match="already enabled on a FluxPipeline"),
     ):
         DBCache().attach(other, 0.3, num_inference_steps=STEPS)
-    assert torch.equal(run(other, CASES["flux"]), flux.untouched)
+    assert torch.equal(run(other, CASES["flux"]), flux.full_run)
 
 
 @installed

@@ -1,13 +1,13 @@
-"""Every touch of a name that diffusers' block metadata and caches do not promise to keep.
+"""All uses of private diffusers APIs by the baselines: block metadata, caches and their hooks.
 
-Knows where a network's blocks are and which of their arguments and results are streams; knows no
-method.
+Finds a network's blocks, and which of their arguments and results are streams of hidden states.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +23,12 @@ __all__ = [
     "Block",
     "Streams",
     "cached_tensors",
+    "enabled_cache",
     "find_attention",
     "find_blocks",
+    "find_hooks",
     "has_cache",
-    "hooked",
+    "hook_states",
     "one_network",
     "remember_hooks",
     "reset_caches",
@@ -37,12 +39,12 @@ __all__ = [
 ]
 
 Streams = tuple[Tensor, Tensor | None]
-"""What runs through the stack: hidden states, and the text's where a block returns them too."""
+"""Hidden states that run through the stack, and the text's where a block returns them too."""
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """A transformer block, its arguments by name, and the places of its streams."""
+    """A transformer block, its arguments by name, and the positions of its streams."""
 
     module: nn.Module
     signature: inspect.Signature
@@ -78,13 +80,13 @@ class Block:
 def find_blocks(network: nn.Module) -> list[Block]:
     """Return the blocks of a network in the order in which it calls them; none if unknown.
 
-    A network that diffusers does not have tells them itself, as ``ordered_blocks``; they take
+    A network that is not in diffusers lists them itself, as ``ordered_blocks``; they take
     ``hidden_states`` and return nothing else.
     """
-    told: list[nn.Module] | None = getattr(unwrap(network), "ordered_blocks", None)
-    if told is None:
+    ordered: list[nn.Module] | None = getattr(unwrap(network), "ordered_blocks", None)
+    if ordered is None:
         return _listed_blocks(network)
-    return [Block(b, _signature(b), "hidden_states", "", 0, None) for b in told]
+    return [Block(b, _signature(b), "hidden_states", "", 0, None) for b in ordered]
 
 
 def _listed_blocks(network: nn.Module) -> list[Block]:
@@ -126,7 +128,7 @@ def one_network(pipe: Pipeline) -> nn.Module:
 
 
 def why_not_one_network(pipe: Pipeline) -> str | None:
-    """Say that a pipeline changes networks in the middle of a run, if it does."""
+    """Return the reason if a pipeline changes networks in the middle of a run."""
     names = list(find_denoisers(pipe))
     if len(names) == 1:
         return None
@@ -134,7 +136,7 @@ def why_not_one_network(pipe: Pipeline) -> str | None:
 
 
 def why_no_blocks(pipe: Pipeline) -> str | None:
-    """Say why the blocks of a pipeline's network cannot be cached, if they cannot."""
+    """Return the reason if the blocks of a pipeline's network cannot be cached."""
     several = why_not_one_network(pipe)
     if several is not None:
         return several
@@ -145,18 +147,31 @@ def why_no_blocks(pipe: Pipeline) -> str | None:
 
 
 def why_not_listed(network: nn.Module) -> str | None:
-    """Say that diffusers, which looks for blocks in lists of certain names, finds none."""
+    """Return the reason if diffusers, which knows lists of blocks by name, finds none."""
     if _listed_blocks(network):
         return None
     return f"diffusers does not know where {type(network).__name__} keeps its blocks"
 
 
 def has_cache(network: nn.Module) -> bool:
-    """Tell whether diffusers' own caches can be enabled on a network."""
+    """Return whether diffusers' own caches can be enabled on a network."""
     return isinstance(network, CacheMixin)
 
 
-def hooked(network: nn.Module, name: str) -> list[Any]:
+@contextmanager
+def enabled_cache(network: Any, config: Any) -> Iterator[None]:
+    """Enable a cache of diffusers on a network for a while, and leave no attribute behind."""
+    fresh = "_cache_config" not in vars(network)
+    network.enable_cache(config)
+    try:
+        yield
+    finally:
+        network.disable_cache()
+        if fresh:
+            vars(network).pop("_cache_config", None)
+
+
+def find_hooks(network: nn.Module, name: str) -> list[Any]:
     """Return the hooks of a name within a network."""
     registries = [vars(module).get("_diffusers_hook") for module in network.modules()]
     return [
@@ -166,13 +181,18 @@ def hooked(network: nn.Module, name: str) -> list[Any]:
     ]
 
 
+def hook_states(hook: Any) -> list[Any]:
+    """Return the states of a hook, one per context that a pipeline entered, as guidance does."""
+    return list(hook.state_manager._state_cache.values())
+
+
 def reset_caches(network: Any) -> None:
     """Give diffusers' caches within a network fresh states."""
     network._reset_stateful_cache()
 
 
 def cached_tensors(network: nn.Module) -> Iterator[Tensor]:
-    """Yield what the hooks of diffusers' caches keep within a network."""
+    """Yield the tensors that the hooks of diffusers' caches keep within a network."""
     for module in network.modules():
         registry: Any = vars(module).get("_diffusers_hook")
         for hook in [] if registry is None else registry.hooks.values():
@@ -182,7 +202,7 @@ def cached_tensors(network: nn.Module) -> Iterator[Tensor]:
 
 
 def tensors_within(kept: Any, *, depth: int = 6) -> Iterator[Tensor]:
-    """Yield the tensors of nested containers and plain objects; networks are not looked into.
+    """Yield the tensors of nested containers and plain objects, but not those of networks.
 
     Example:
         >>> import torch
@@ -205,13 +225,13 @@ def tensors_within(kept: Any, *, depth: int = 6) -> Iterator[Tensor]:
 
 
 def remember_hooks(network: nn.Module) -> Callable[[], None]:
-    """Note which modules have registries and forwards of their own; return what restores that."""
+    """Note which modules have registries and forwards of their own; return a call to restore it."""
     names = ("_diffusers_hook", "forward")
     before = {id(module): {n for n in names if n in vars(module)} for module in network.modules()}
     order = list(network._modules.items())
 
     def restore() -> None:
-        # cache-dit takes blocks out and puts them back at the end: then the order of blocks lies.
+        # cache-dit removes blocks and adds them again at the end, which changes their order.
         network._modules.clear()
         network._modules.update(order)
         for module in network.modules():

@@ -1,4 +1,4 @@
-"""What the tests share: the tiny pipelines, with networks deep enough for methods of blocks."""
+"""The tiny pipelines of the tests, with networks deep enough for methods that cache blocks."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ BLOCKS = 4
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A pipeline, what its untouched run gives, and how many calls of the network a step has."""
+    """A pipeline, the result of its full run, and how many calls of the network a step has."""
 
     name: str
     pipe: Any
     case: Case
     branches: int
-    untouched: Tensor
+    full_run: Tensor
 
     @property
     def network(self) -> Any:
@@ -80,8 +80,8 @@ def build(name: str) -> Any:
 def make_subject(name: str) -> Subject:
     pipe = build(name)
     with count(pipe.transformer) as calls:
-        untouched = run(pipe, CASES[name])
-    return Subject(name, pipe, CASES[name], len(calls) // STEPS, untouched)
+        full_run = run(pipe, CASES[name])
+    return Subject(name, pipe, CASES[name], len(calls) // STEPS, full_run)
 
 
 @contextmanager

@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from ertacache.baselines.builtin import attach_cache, block_modules
-from ertacache.baselines.compat import one_network, tensors_within, why_no_blocks
-from ertacache.baselines.interface import Handle, Knob, Runs, require
+from ertacache.baselines.base import Parameter
+from ertacache.baselines.diffusers_cache import CacheRun, DiffusersCache
+from ertacache.baselines.private_api import one_network, tensors_within, why_no_blocks
 from ertacache.integration.compat import Pipeline
 
 __all__ = ["DBCache"]
 
 
 @dataclass(frozen=True)
-class DBCache:
+class DBCache(DiffusersCache):
     """cache-dit's DBCache with one block computed first and none last.
+
+    It differs from a cache of diffusers in how it is enabled and where its memory is.
 
     Attributes:
         name: its row in the tables.
@@ -48,15 +50,11 @@ class DBCache:
             return f"cache-dit has no adapter for {type(pipe).__name__}"
         return why_no_blocks(pipe)
 
-    def knob(self, pipe: Pipeline, *, num_inference_steps: int) -> Knob:
+    def parameter(self, pipe: Pipeline, *, num_inference_steps: int) -> Parameter:
         """The threshold of the first residual's relative change."""
-        return Knob("threshold", 1e-4, 100.0, saves=True)
+        return Parameter("threshold", 1e-4, 100.0, saves=True)
 
-    def calibrate(self, pipe: Pipeline, runs: Runs) -> DBCache:
-        """There is nothing to learn."""
-        return self
-
-    def config(self, threshold: float, num_inference_steps: int) -> dict[str, Any]:
+    def config(self, pipe: Pipeline, value: float, num_steps: int) -> dict[str, Any]:
         """The arguments for cache-dit's own call."""
         from cache_dit import DBCacheConfig, TaylorSeerCalibratorConfig
 
@@ -64,32 +62,35 @@ class DBCache:
             Fn_compute_blocks=1,
             Bn_compute_blocks=0,
             max_warmup_steps=self.max_warmup_steps,
-            residual_diff_threshold=threshold,
-            num_inference_steps=num_inference_steps,
+            residual_diff_threshold=value,
+            num_inference_steps=num_steps,
         )
         if self.order == 0:
             return {"cache_config": cache}
         forecast = TaylorSeerCalibratorConfig(taylorseer_order=self.order)
         return {"cache_config": cache, "calibrator_config": forecast}
 
-    def attach(self, pipe: Pipeline, knob: float, *, num_inference_steps: int) -> Handle:
-        """Reuse under the threshold ``knob``."""
-        require(self.applies(pipe))
-        threshold = self.knob(pipe, num_inference_steps=num_inference_steps).check(knob)
-        return attach_cache(
-            pipe,
-            _enabled(pipe, self.config(threshold, num_inference_steps)),
-            name=self.name,
-            num_inference_steps=num_inference_steps,
-            units=block_modules(pipe),
-            unit="blocks",
-            held=lambda: tensors_within(vars(pipe).get("_context_manager")),
-        )
+    def enabled(self, pipe: Pipeline, config: Any) -> AbstractContextManager[None]:
+        """Enable cache-dit's cache, not one of diffusers."""
+        return _enabled(pipe, config)
+
+    def make_run(self, pipe: Pipeline, units: Sequence[nn.Module], config: Any) -> CacheRun:
+        """Measure the memory that cache-dit holds."""
+        return _DBCacheRun(pipe, units)
+
+
+class _DBCacheRun(CacheRun):
+    def __init__(self, pipe: Pipeline, units: Sequence[nn.Module]) -> None:
+        super().__init__(one_network(pipe), units)
+        self._pipe = pipe
+
+    def cached(self) -> Iterable[Any]:
+        return tensors_within(vars(self._pipe).get("_context_manager"))
 
 
 @contextmanager
 def _enabled(pipe: Pipeline, config: dict[str, Any]) -> Iterator[None]:
-    """Enable cache-dit for a while; what it leaves on the modules is taken away."""
+    """Enable cache-dit for a while; the attributes that it leaves on modules are removed."""
     import cache_dit
 
     if getattr(type(pipe), "_is_cached", False):
@@ -114,7 +115,7 @@ def _enabled(pipe: Pipeline, config: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep cache-dit from telling what it does, line by line."""
+    """Keep cache-dit from logging every line of what it does."""
     handlers = logging.getLogger("CACHE_DIT").handlers
     levels = [handler.level for handler in handlers]
     for handler in handlers:
