@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from ertacache.baselines import BaselineStats
-from ertacache.baselines.clock import BaselineRun, Clock, NetworkCall
+from ertacache.baselines.clock import BaselineRun, Clock
+from ertacache.integration.tracker import NetworkCall
 from tests.baselines.toy import ToyPipe
 
 
@@ -24,7 +25,7 @@ def test_steps_and_branches_of_two_runs() -> None:
             assert clock.run is self
             seen.append((self.step, self.branch))
             self.computed += 1
-            return call()
+            return call.compute()
 
         def end(self) -> None:
             ends.append(clock.run)
@@ -66,7 +67,7 @@ def test_stats_add_up_all_runs() -> None:
         def call(self, call: NetworkCall) -> Any:
             self.computed += 1
             self.reused += 10
-            return call()
+            return call.compute()
 
     clock = Clock(pipe, Run)
     pipe([[1.0]] * 2)

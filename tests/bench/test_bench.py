@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ertacache.calibration.profiling import number_runs
 from PIL import Image
 
 from ertacache.bench.bench import Bench
-from ertacache.bench.workload import Workload
 from ertacache.bench.contestants import method_names
-from ertacache.calibration.profiling import number_runs
+from ertacache.bench.workload import Workload
 from ertacache.metrics import distribution
 from tests.integration.tiny import CASES
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 
-from ertacache.integration.attachment import Attachment
-from ertacache.integration.compat import Pipeline
+from ertacache.integration.private_api import Pipeline
 
 __all__ = [
     "Baseline",
@@ -150,13 +149,20 @@ def search_parameter(
     return best, tried[best]
 
 
-class BaselineHandle(Attachment):
+class BaselineHandle(AbstractContextManager["BaselineHandle"]):
     """A baseline attached to a pipeline, until ``detach()`` or the end of a ``with`` block."""
 
     def __init__(self, undo: ExitStack, stats: Callable[[], BaselineStats]) -> None:
         """Take over what is to be undone; ``stats`` counts up to the moment it is called."""
-        super().__init__(undo)
-        self._stats = stats
+        self._undo, self._stats = undo, stats
+
+    def detach(self) -> None:
+        """Give the pipeline its own behaviour back, also in the middle of a run."""
+        self._undo.close()
+
+    def __exit__(self, *error: object) -> None:
+        """Detach."""
+        self.detach()
 
     @property
     def stats(self) -> BaselineStats:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ertacache.baselines.base import BaselineHandle
 from ertacache.baselines.clock import BaselineRun, Clock
 from ertacache.baselines.private_api import Block, Streams, find_blocks, one_network
-from ertacache.integration.compat import HookSeat, ModelHook, Pipeline
+from ertacache.integration.private_api import HookRegistration, ModelHook, Pipeline
 
 __all__ = ["BlockCall", "BlockRun", "Decision", "Rule", "attach_blocks"]
 
@@ -140,7 +140,7 @@ def attach_blocks(
         clock = Clock(pipe, make_run, num_steps=num_inference_steps)
         undo.callback(clock.remove)
         for index, block in enumerate(find_blocks(one_network(pipe))):
-            undo.callback(HookSeat(block.module, _BlockHook(clock, index, block)).remove)
+            undo.callback(HookRegistration(block.module, _BlockHook(clock, index, block)).remove)
         return BaselineHandle(undo.pop_all(), lambda: clock.stats("blocks"))
 
 

@@ -1,6 +1,6 @@
 """Where a run is: its step, and which call of the network within the step.
 
-Pipelines report neither; the scheduler's two methods and a hook on each network do. With sequential
+Reported by the integration's tracker. With sequential
 guidance a step has two calls, which must not share a cache. All that a method keeps during a run is
 one object, created when a run starts and dropped when it ends.
 """
@@ -8,45 +8,17 @@ one object, created when a run starts and dropped when it ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from typing import Any, Generic, TypeVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ertacache.baselines.base import BaselineStats
-from ertacache.integration.compat import HookSeat, ModelHook, Pipeline
-from ertacache.integration.fingerprints import find_denoisers
+from ertacache.integration.identity import find_denoisers
+from ertacache.integration.private_api import Pipeline
 from ertacache.integration.run import held_bytes
-from ertacache.integration.scheduler import SchedulerPatch, StepCall
+from ertacache.integration.tracker import NetworkCall, StepCall, Tracker
 
-__all__ = ["BaselineRun", "Clock", "NetworkCall", "first_tensor"]
-
-
-class NetworkCall:
-    """A call of the network that is about to be made."""
-
-    def __init__(self, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep the call's arguments."""
-        self._forward, self._args, self._kwargs = forward, args, kwargs
-
-    @property
-    def batch(self) -> int:
-        """The rows of its batch: those of the first tensor among the arguments."""
-        given = (*self._args, *self._kwargs.values())
-        return len(next(one for one in given if isinstance(one, Tensor)))
-
-    def __call__(self, rows: slice | None = None) -> Any:
-        """Make the call, with some rows of its batch only if ``rows`` are given."""
-        if rows is None:
-            return self._forward(*self._args, **self._kwargs)
-        batch = self.batch
-
-        def part(given: Any) -> Any:
-            whole = isinstance(given, Tensor) and given.ndim > 0 and len(given) == batch
-            return given[rows] if whole else given
-
-        args = [part(given) for given in self._args]
-        return self._forward(*args, **{name: part(v) for name, v in self._kwargs.items()})
+__all__ = ["BaselineRun", "Clock", "first_tensor"]
 
 
 class BaselineRun:
@@ -66,7 +38,7 @@ class BaselineRun:
 
     def call(self, call: NetworkCall) -> Any:
         """Return the output for a call of the network; by default the call is made."""
-        return call()
+        return call.compute()
 
     def cached(self) -> Iterable[Any]:
         """Return what is kept for reuse; its memory is measured before the last step."""
@@ -90,7 +62,7 @@ class Clock(Generic[RunT]):
     def __init__(
         self, pipe: Pipeline, make_run: Callable[[], RunT], *, num_steps: int | None = None
     ) -> None:
-        """Patch the scheduler's methods and hook every network.
+        """Track the pipeline's scheduler and networks.
 
         Args:
             pipe: the pipeline.
@@ -103,15 +75,7 @@ class Clock(Generic[RunT]):
         self._make_run = make_run
         self._scheduler = pipe.scheduler
         self._computed = self._reused = self._cached_bytes = 0  # of the runs that are over
-        self._seats: list[HookSeat] = []
-        with ExitStack() as undo:
-            patch = SchedulerPatch(pipe.scheduler, on_start=self._start, on_step=self._take_step)
-            undo.callback(patch.remove)
-            for network in find_denoisers(pipe).values():
-                seat = HookSeat(network, _CallHook(self))
-                undo.callback(seat.remove)
-                self._seats.append(seat)
-            self._undo = undo.pop_all()
+        self._tracker = Tracker(pipe, find_denoisers(pipe), start=self._start, owner=self)
 
     def stats(self, unit: str) -> BaselineStats:
         """Return what was computed and reused in all runs, the present one included."""
@@ -119,61 +83,55 @@ class Clock(Generic[RunT]):
         computed, reused = self._computed + run.computed, self._reused + run.reused
         return BaselineStats(unit, computed, reused, self._cached_bytes)
 
-    def stop(self) -> None:
-        """End the run, complete or not."""
-        if self.run is not None:
-            self._computed += self.run.computed
-            self._reused += self.run.reused
-            self.run = None
-
     def remove(self) -> None:
         """Leave the scheduler and the networks as they were."""
-        self.stop()
-        self._undo.close()
+        self._tracker.remove()
 
-    def _start(self) -> None:
-        self.stop()
+    def finish(self, run: RunT, cached_bytes: int) -> None:
+        """Count a run that is over, complete or not."""
+        self._computed += run.computed
+        self._reused += run.reused
+        self._cached_bytes = max(self._cached_bytes, cached_bytes)
+        self.run = None
+
+    def _start(self) -> _ClockFollower[RunT]:
         steps = len(self._scheduler.timesteps)
-        if not self._fixed:
-            self.num_steps = steps
-        elif steps != self.num_steps:
+        if self._fixed and steps != self.num_steps:
             raise ValueError(
                 f"attached for runs of {self.num_steps} steps, but this one has {steps}: "
                 f"attach again with num_inference_steps={steps}"
             )
-        for seat in self._seats:
-            seat.ensure()
+        self.num_steps = steps
         self.run = self._make_run()
+        return _ClockFollower(self, self.run)
 
-    def _take_step(self, call: StepCall) -> Any:
-        result = call.stock()
-        run = self.run
-        if run is not None:
-            run.step, run.branch = run.step + 1, -1
-            if run.step == self.num_steps - 1:  # caches are full; once per run costs no time
-                self._cached_bytes = max(self._cached_bytes, held_bytes(run.cached()))
-            if run.step == self.num_steps:
-                self.stop()
-                run.end()
+
+class _ClockFollower(Generic[RunT]):
+    """Keeps a run's step and branch up to date."""
+
+    def __init__(self, clock: Clock[RunT], run: RunT) -> None:
+        self.num_steps = clock.num_steps
+        self._clock, self._run = clock, run
+        self._cached_bytes = 0
+
+    def call(self, call: NetworkCall) -> Any:
+        self._run.branch = call.index
+        return self._run.call(call)
+
+    def step(self, call: StepCall) -> Any:
+        result, run = call.original_step(), self._run
+        run.step, run.branch = call.step + 1, -1
+        if run.step == self.num_steps - 1:  # caches are full; once per run costs no time
+            self._cached_bytes = held_bytes(run.cached())
         return result
 
+    def end(self, *, failed: bool, restarted: bool) -> None:
+        self._clock.finish(self._run, self._cached_bytes)
+        if self._run.step == self.num_steps:
+            self._run.end()
 
-class _CallHook(ModelHook):
-    def __init__(self, clock: Clock[Any]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._clock = clock
-
-    def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        forward: Any = self.fn_ref.original_forward
-        run: BaselineRun | None = self._clock.run
-        if run is None:
-            return forward(*args, **kwargs)
-        try:
-            run.branch += 1
-            return run.call(NetworkCall(forward, args, kwargs))
-        except BaseException:
-            self._clock.stop()
-            raise
+    def loop_left(self, *, failed: bool) -> None:
+        """Nothing to report."""
 
 
 def first_tensor(output: Any) -> Tensor:

@@ -19,7 +19,7 @@ from torch import nn
 from ertacache.baselines.base import Parameter
 from ertacache.baselines.diffusers_cache import CacheRun, DiffusersCache
 from ertacache.baselines.private_api import one_network, tensors_within, why_no_blocks
-from ertacache.integration.compat import Pipeline
+from ertacache.integration.private_api import Pipeline
 
 __all__ = ["DBCache"]
 

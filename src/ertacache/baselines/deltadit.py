@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ertacache.baselines.base import Baseline, BaselineHandle, Parameter
 from ertacache.baselines.blocks import BlockCall, BlockRun, Decision, attach_blocks
 from ertacache.baselines.private_api import find_blocks, one_network, why_no_blocks
-from ertacache.integration.compat import Pipeline
+from ertacache.integration.private_api import Pipeline
 
 __all__ = ["DeltaDiT", "DeltaSetting", "choose_setting", "decide"]
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 from torch import nn
 
 from ertacache.baselines.base import Baseline, BaselineHandle, NotApplicableError
-from ertacache.baselines.clock import BaselineRun, Clock, NetworkCall
+from ertacache.baselines.clock import BaselineRun, Clock
 from ertacache.baselines.private_api import (
     cached_tensors,
     enabled_cache,
@@ -32,7 +32,8 @@ from ertacache.baselines.private_api import (
     why_not_listed,
     why_not_one_network,
 )
-from ertacache.integration.compat import HookSeat, ModelHook, Pipeline
+from ertacache.integration.private_api import HookRegistration, ModelHook, Pipeline
+from ertacache.integration.tracker import NetworkCall
 
 __all__ = ["CacheRun", "DiffusersCache", "SplitCacheRun", "why_no_block_cache", "why_no_cache"]
 
@@ -70,7 +71,7 @@ class CacheRun(BaselineRun):
     def call(self, call: NetworkCall) -> Any:
         """Make the call; units that it does not compute are reused."""
         before = self.computed
-        output = call()
+        output = call.compute()
         self.reused += len(self.units) - (self.computed - before)
         return output
 
@@ -145,7 +146,7 @@ class DiffusersCache(Baseline):
         with ExitStack() as undo:
             undo.callback(remember_hooks(network))
             for module in units:  # beneath the cache: only what is computed gets here
-                undo.callback(HookSeat(module, _CountHook(lambda: clock.run)).remove)
+                undo.callback(HookRegistration(module, _CountHook(lambda: clock.run)).remove)
             undo.enter_context(self.enabled(pipe, config))
             if self.hook and not find_hooks(network, self.hook):
                 raise NotApplicableError(f"{self.name} hooks nothing in {type(network).__name__}")

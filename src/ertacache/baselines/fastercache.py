@@ -16,7 +16,6 @@ from torch import nn
 
 from ertacache.baselines.architectures import GuidanceBatch, find_architecture
 from ertacache.baselines.base import NotApplicableError, Parameter
-from ertacache.baselines.clock import NetworkCall
 from ertacache.baselines.diffusers_cache import (
     CacheRun,
     DiffusersCache,
@@ -24,8 +23,9 @@ from ertacache.baselines.diffusers_cache import (
     why_no_cache,
 )
 from ertacache.baselines.private_api import one_network
-from ertacache.integration.compat import Pipeline
-from ertacache.integration.fingerprints import current_guidance
+from ertacache.integration.identity import current_guidance
+from ertacache.integration.private_api import Pipeline
+from ertacache.integration.tracker import NetworkCall
 
 __all__ = ["FasterCache"]
 

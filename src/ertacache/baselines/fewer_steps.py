@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ertacache.baselines.base import Baseline, BaselineHandle, BaselineStats, Parameter
-from ertacache.integration.compat import Pipeline
+from ertacache.integration.private_api import Pipeline
 
 __all__ = ["FewerSteps"]
 

@@ -12,7 +12,7 @@ from diffusers import FirstBlockCacheConfig
 
 from ertacache.baselines.base import Parameter
 from ertacache.baselines.diffusers_cache import DiffusersCache
-from ertacache.integration.compat import Pipeline
+from ertacache.integration.private_api import Pipeline
 
 __all__ = ["FirstBlockCache"]
 

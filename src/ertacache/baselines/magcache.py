@@ -24,7 +24,7 @@ from ertacache.baselines.private_api import (
     one_network,
     remember_hooks,
 )
-from ertacache.integration.compat import Pipeline
+from ertacache.integration.private_api import Pipeline
 
 __all__ = ["MagCache"]
 

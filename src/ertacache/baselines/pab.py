@@ -22,7 +22,7 @@ from ertacache.baselines.diffusers_cache import (
     why_no_cache,
 )
 from ertacache.baselines.private_api import one_network
-from ertacache.integration.compat import Pipeline
+from ertacache.integration.private_api import Pipeline
 
 __all__ = ["PAB"]
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from ertacache.baselines.base import Baseline, BaselineHandle, Parameter, RunPrompts
 from ertacache.baselines.blocks import BlockCall, BlockRun, Decision, attach_blocks
-from ertacache.baselines.clock import NetworkCall
 from ertacache.baselines.private_api import find_blocks, one_network, why_no_blocks
-from ertacache.core.threshold import pick_schedule, sweep_profile
-from ertacache.integration.compat import Pipeline
+from ertacache.core.paper import pick_schedule, sweep_profile
+from ertacache.integration.private_api import Pipeline
+from ertacache.integration.tracker import NetworkCall
 
 __all__ = ["PaperFeatures"]
 
@@ -90,7 +90,7 @@ class _ResidualRun(BlockRun):
         return Decision(record=(self._everything,))
 
     def call(self, call: NetworkCall) -> Any:
-        output = call()
+        output = call.compute()
         self._residuals.setdefault(self.branch, []).append(self.delta(self._everything).cpu())
         return output
 

@@ -16,8 +16,8 @@ from diffusers.hooks._helpers import TransformerBlockRegistry
 from diffusers.models.cache_utils import CacheMixin
 from torch import Tensor, nn
 
-from ertacache.integration.compat import Pipeline, unwrap
-from ertacache.integration.fingerprints import find_denoisers
+from ertacache.integration.identity import find_denoisers
+from ertacache.integration.private_api import Pipeline, unwrap
 
 __all__ = [
     "Block",

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ertacache.baselines.base import Baseline, BaselineHandle, Parameter, RunPrompts
 from ertacache.baselines.blocks import BlockCall, BlockRun, Decision, attach_blocks
-from ertacache.baselines.clock import NetworkCall
 from ertacache.baselines.private_api import Block, find_blocks, one_network, why_no_blocks
-from ertacache.integration.compat import Pipeline
+from ertacache.integration.private_api import Pipeline
+from ertacache.integration.tracker import NetworkCall
 
 __all__ = ["ProfilingDiT", "decide", "foreground_share", "join_blocks", "refresh_steps"]
 
@@ -161,7 +161,7 @@ class _ProfileRun(BlockRun):
         return Decision(record=self._single)
 
     def call(self, call: NetworkCall) -> Any:
-        output = call()
+        output = call.compute()
         deltas = [self.delta(block) for block in self._single]
         self._found.append(foreground_share(deltas, sum(deltas, self._entering)))
         return output

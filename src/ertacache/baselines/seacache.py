@@ -20,8 +20,8 @@ from ertacache.baselines.base import Parameter
 from ertacache.baselines.clock import Clock
 from ertacache.baselines.diffusers_cache import CacheRun, DiffusersCache, why_no_block_cache
 from ertacache.baselines.private_api import one_network
-from ertacache.integration import read_sigmas
-from ertacache.integration.compat import Pipeline
+from ertacache.integration.private_api import Pipeline
+from ertacache.integration.schedulers import read_sigmas
 
 __all__ = ["SeaCache"]
 

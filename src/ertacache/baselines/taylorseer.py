@@ -18,7 +18,7 @@ from torch import nn
 from ertacache.baselines.base import Parameter
 from ertacache.baselines.diffusers_cache import CacheRun, DiffusersCache
 from ertacache.baselines.private_api import one_network
-from ertacache.integration.compat import Pipeline
+from ertacache.integration.private_api import Pipeline
 
 __all__ = ["TaylorSeer", "choose_interval", "computed_steps"]
 

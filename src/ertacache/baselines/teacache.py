@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from ertacache.baselines.architectures import find_architecture_of_block
 from ertacache.baselines.base import Baseline, BaselineHandle, Parameter, RunPrompts
 from ertacache.baselines.blocks import BlockCall, BlockRun, Decision, attach_blocks
-from ertacache.baselines.clock import NetworkCall, first_tensor
+from ertacache.baselines.clock import first_tensor
 from ertacache.baselines.private_api import find_blocks, one_network, why_no_blocks
-from ertacache.core.residual import relative_l1
-from ertacache.integration.compat import Pipeline
+from ertacache.core.paper import relative_l1
+from ertacache.integration.private_api import Pipeline
+from ertacache.integration.tracker import NetworkCall
 
 __all__ = ["PUBLISHED", "Signal", "TeaCache", "TeaCacheRule", "evaluate", "fit_polynomial"]
 
@@ -194,7 +195,7 @@ class _ChangeRun(BlockRun):
         return Decision()
 
     def call(self, call: NetworkCall) -> Any:
-        output = call()
+        output = call.compute()
         _append_change(self._y, self._outputs, self.branch, first_tensor(output))
         return output
 

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from ertacache.baselines.architectures import find_architecture
 from ertacache.baselines.base import Baseline, BaselineHandle, NotApplicableError, Parameter
-from ertacache.baselines.clock import BaselineRun, Clock, NetworkCall
+from ertacache.baselines.clock import BaselineRun, Clock
 from ertacache.baselines.private_api import find_blocks, one_network, why_no_blocks
-from ertacache.integration.compat import HookSeat, ModelHook, Pipeline
+from ertacache.integration.private_api import HookRegistration, ModelHook, Pipeline
+from ertacache.integration.tracker import NetworkCall
 
 __all__ = ["TGate"]
 
@@ -68,7 +69,10 @@ class TGate(Baseline):
                 layers = _attention(block.module)
                 assert layers is not None  # it applies
                 for layer, cross in zip(layers, (False, True), strict=True):
-                    undo.callback(HookSeat(layer, _AttentionHook(clock, cross=cross)).remove)
+                    hook = HookRegistration(layer, _AttentionHook(clock, cross=cross))
+                    undo.callback(hook.remove)
+                        HookRegistration(layer, _AttentionHook(clock, cross=cross)).remove
+                    )
             return BaselineHandle(undo.pop_all(), lambda: clock.stats("attention layers"))
 
     def computes_self_attention(self, step: int, *, gate: int) -> bool:
@@ -99,13 +103,13 @@ class _GatedRun(BaselineRun):
     def call(self, call: NetworkCall) -> Any:
         """Behind the gate the second branch repeats the first."""
         if self.step < self._gate:
-            return call()
+            return call.compute()
         if self.branch > 0:
             self.reused += 2 * len(find_blocks(one_network(self._pipe)))
         elif self._batched:
-            self._conditional = _twice(call(self._text_half(call.batch)))
+            self._conditional = _twice(call.compute(self._text_half(call.batch)))
         else:
-            self._conditional = call()
+            self._conditional = call.compute()
         return self._conditional
 
     @property

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ertacache.baselines.base import Baseline, BaselineHandle, Parameter
-from ertacache.baselines.clock import BaselineRun, Clock, NetworkCall
-from ertacache.core.threshold import uniform_schedule
-from ertacache.integration.compat import Pipeline
+from ertacache.baselines.clock import BaselineRun, Clock
+from ertacache.core.plans import uniform_schedule
+from ertacache.integration.private_api import Pipeline
+from ertacache.integration.tracker import NetworkCall
 
 __all__ = ["Uniform"]
 
@@ -50,7 +51,7 @@ class _ReplayRun(BaselineRun):
 
     def call(self, call: NetworkCall) -> Any:
         if self.step in self._compute_steps or self.branch not in self._outputs:
-            self._outputs[self.branch] = call()
+            self._outputs[self.branch] = call.compute()
             self.computed += 1
         else:
             self.reused += 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ertacache.baselines import BASELINES, Baseline, search_knob
+from ertacache.baselines import BASELINES, Baseline, search_parameter
 from ertacache.bench.cost import count_flops
 from ertacache.bench.journal import Journal
 from ertacache.bench.results import FULL, TRAJECTORY
@@ -45,7 +45,6 @@ POLICIES = (TRAJECTORY, *PAPER)
 """Methods that run as a policy."""
 
 SEARCH_TRIES = 10
-_STEP_COUNTS = ("steps", "computed steps")  # parameters of baselines that count steps
 
 Attach = Callable[[], AbstractContextManager[Any]]
 
@@ -131,7 +130,7 @@ def baseline_contestants(
         yield from (Contestant(baseline.name, budget, why_not=why_not) for budget in budgets)
         return
     ready = baseline.calibrate(work.pipe, work.run_calibration)
-    parameter = ready.knob(work.pipe, num_inference_steps=work.steps)
+    parameter = ready.parameter(work.pipe, num_inference_steps=work.steps)
     runs = work.calibration[
         : work.session.batch_size
     ]  # a whole batch: some baselines decide per batch
@@ -150,11 +149,11 @@ def baseline_contestants(
 
     for budget in budgets:
         target = steps_for_speedup(work.steps, budget) / work.steps  # as many FLOPs as our policies
-        value, _ = search_knob(parameter, ratio, target, tries=SEARCH_TRIES)
+        value, _ = search_parameter(parameter, ratio, target, tries=SEARCH_TRIES)
         yield Contestant(
             baseline.name,
             budget,
             partial(attached, value),
-            compute_steps=int(value) if parameter.name in _STEP_COUNTS else None,
+            compute_steps=int(value) if parameter.counts_steps else None,
             setting=f"{parameter.name} {value:.4g}",
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from types import TracebackType
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -114,7 +114,7 @@ def _check_attachable(pipe: Pipeline, policy: Policy) -> None:
     check_pipeline(pipe, policy)
 
 
-class Handle:
+class Handle(AbstractContextManager["Handle"]):
     """A policy attached to a pipeline; also a context manager that detaches."""
 
     def __init__(
@@ -178,16 +178,7 @@ class Handle:
         self._tracker.remove()
         self._warnings.report()
 
-    def __enter__(self) -> Handle:
-        """Return the handle itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Detach."""
         self.detach()
 

@@ -59,9 +59,24 @@ class NetworkCall:
     kwargs: Mapping[str, Any]
     forward: Callable[..., Any]
 
-    def compute(self) -> Any:
-        """Evaluate the network."""
-        return self.forward(*self.args, **self.kwargs)
+    @property
+    def batch(self) -> int:
+        """The rows of its batch: those of the first tensor among the arguments."""
+        given = (*self.args, *self.kwargs.values())
+        return len(next(one for one in given if isinstance(one, Tensor)))
+
+    def compute(self, rows: slice | None = None) -> Any:
+        """Evaluate the network, on some rows of the batch only if ``rows`` are given."""
+        if rows is None:
+            return self.forward(*self.args, **self.kwargs)
+        batch = self.batch
+
+        def part(given: Any) -> Any:
+            whole = isinstance(given, Tensor) and given.ndim > 0 and len(given) == batch
+            return given[rows] if whole else given
+
+        args = [part(given) for given in self.args]
+        return self.forward(*args, **{name: part(v) for name, v in self.kwargs.items()})
 
 
 @dataclass(frozen=True, eq=False)
