@@ -14,13 +14,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from ertacache.core.plan import TrajectoryPlan
+from ertacache.core.gram import Trajectory
+from ertacache.core.plans import TrajectoryPlan
 from ertacache.core.sampler import combine, run_trajectory
-from ertacache.core.solver import Trajectory
 from ertacache.formats.policy import Policy, PolicyError
-from ertacache.integration import attach, fingerprint, nominal, record_run
-from ertacache.integration.compat import keeps_history
-from ertacache.integration.fingerprints import find_denoisers
+from ertacache.integration.attach import attach
+from ertacache.integration.identity import find_denoisers, fingerprint
+from ertacache.integration.private_api import keeps_history
+from ertacache.integration.record import record
+from ertacache.integration.schedulers import first_order_update
 from tests.compatibility.rows import COMPUTED, STEPS, Row
 from tests.compatibility.watching import Calls, KeptOutput, Seen, counted, led, watched
 from tests.integration.setting import paper_plan, trajectory_plan
@@ -66,8 +68,9 @@ def make_subject(row: Row) -> Subject:
     pipe, seen = row.build(), Seen()
     kept = KeptOutput(pipe)
     with counted(pipe, seen), watched(pipe, seen):
-        run, sigmas = record_run(kept, **row.arguments())
-    update, result = nominal(pipe.scheduler), torch.as_tensor(kept.output[0])
+        found = record(kept, **row.arguments())
+        run, sigmas = found.run, found.sigmas
+    update, result = first_order_update(pipe.scheduler), torch.as_tensor(kept.output[0])
     return Subject(row, pipe, run, sigmas, update, result, seen.calls, attributes(pipe))
 
 
@@ -131,7 +134,7 @@ def check_all_computed(subject: Subject) -> None:
     assert torch.equal(result, subject.result)
     assert seen.calls == subject.calls
     if not keeps_history(subject.pipe.scheduler):
-        own = TrajectoryPlan(tuple(every), subject.update[:, 0], subject.update[:, 1:])
+        own = TrajectoryPlan(tuple(every), subject.update[:, None])
         result, _ = subject.follow(own)
         size = max(1.0, float(subject.result.abs().max()))
         torch.testing.assert_close(result, subject.result, rtol=0, atol=ROUNDING * size)
@@ -156,5 +159,5 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
 def refusal(row: Row) -> str:
     """The error message with which a pipeline is refused."""
     with pytest.raises(PolicyError, match=row.refused) as caught:
-        record_run(row.build(), **row.arguments())
+        record(row.build(), **row.arguments())
     return str(caught.value)

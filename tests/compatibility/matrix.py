@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ertacache.integration.fingerprints import find_denoisers
+from ertacache.integration.identity import find_denoisers
 from tests.compatibility import flux, image, newer, unets, video, wan
 from tests.compatibility.checks import Subject, refusal
 from tests.compatibility.rows import COMPUTED, STEPS, Row

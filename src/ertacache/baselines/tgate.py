@@ -71,8 +71,6 @@ class TGate(Baseline):
                 for layer, cross in zip(layers, (False, True), strict=True):
                     hook = HookRegistration(layer, _AttentionHook(clock, cross=cross))
                     undo.callback(hook.remove)
-                        HookRegistration(layer, _AttentionHook(clock, cross=cross)).remove
-                    )
             return BaselineHandle(undo.pop_all(), lambda: clock.stats("attention layers"))
 
     def computes_self_attention(self, step: int, *, gate: int) -> bool:

@@ -16,7 +16,10 @@ from torch import Tensor
 
 import ertacache.models.opensora.conditioning as conditioning_module
 from ertacache.formats.policy import Policy
-from ertacache.integration import attach, fingerprint, nominal, record_run
+from ertacache.integration.attach import attach
+from ertacache.integration.identity import fingerprint
+from ertacache.integration.record import record
+from ertacache.integration.schedulers import first_order_update
 from ertacache.models import load_pipeline
 from ertacache.models.opensora import OpenSoraPipeline
 from ertacache.models.opensora.pipeline import GuidedVelocity
@@ -188,10 +191,11 @@ def test_published_files_make_the_same_pipeline(pipe: OpenSoraPipeline, tmp_path
 
 @pytest.fixture(scope="module")
 def policies(pipe: OpenSoraPipeline) -> dict[str, Policy]:
-    trajectory, sigmas = record_run(pipe, prompt=PROMPT, **arguments())
+    found = record(pipe, prompt=PROMPT, **arguments())
+    trajectory, sigmas = found.run, found.sigmas
     facts = fingerprint(pipe, sigmas=sigmas, latent_shape=trajectory.latents[0].shape[1:])
     plans = {
-        "trajectory": trajectory_plan(nominal(pipe.scheduler), COMPUTED),
+        "trajectory": trajectory_plan(first_order_update(pipe.scheduler), COMPUTED),
         "paper": paper_plan(sigmas, COMPUTED),
     }
     return {name: Policy(plan, sigmas, fingerprint=facts) for name, plan in plans.items()}

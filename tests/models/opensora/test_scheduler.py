@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ertacache.integration import nominal
-from ertacache.integration.tables import read_sigmas
+from ertacache.integration.schedulers import first_order_update, read_sigmas
 from ertacache.models.opensora import RFlowScheduler
 from ertacache.models.opensora.scheduler import size_ratio
 from tests.models.opensora.small import golden
@@ -57,7 +56,7 @@ def test_is_read_like_any_other_scheduler() -> None:
     scheduler = RFlowScheduler(use_timestep_transform=False)
     scheduler.set_timesteps(4)
     assert read_sigmas(scheduler).tolist() == [1.0, 0.75, 0.5, 0.25, 0.0]
-    assert nominal(scheduler).tolist() == [[1.0, 0.25]] * 4
+    assert first_order_update(scheduler).tolist() == [[1.0, 0.25]] * 4
 
 
 def test_size_must_be_given() -> None:
