@@ -12,29 +12,28 @@ import torch
 from torch import Tensor
 
 from ertacache.core.flows import GaussianRing, rmse
-from ertacache.core.plan import Reuse
-from ertacache.core.rectify import (
+from ertacache.core.paper import (
+    Cache,
     RectifySums,
-    calibrate_rectification,
+    adjusted_sigmas,
     fit_rectification,
     rectify,
+    step_scale,
 )
-from ertacache.core.residual import Cache
-from ertacache.core.solver import Euler, run_reference
-from ertacache.core.threshold import uniform_schedule
-from ertacache.core.timesteps import adjusted_sigmas, calibrate_step_scales, step_scale
+from ertacache.core.plans import PaperPlan, Reuse, uniform_schedule
+from ertacache.core.sampler import Denoise, Euler, run_reference
+from tests.core.rings import Counted, measured_scales, rectified_plan
 
 RING = GaussianRing(2.0, 0.3)
-TABLE = torch.linspace(1, 0, 31, dtype=torch.float64)
+SIGMAS = torch.linspace(1, 0, 31, dtype=torch.float64)
 STEPS = uniform_schedule(30, 10)
 CALIBRATION, HELD_OUT = RING.noise(64, seed=0), RING.noise(64, seed=1)
 
-Velocity = Callable[[Tensor, Tensor], Tensor]
 Correct = Callable[[int, Tensor], Tensor]
 
 
 def run(
-    velocity: Velocity,
+    velocity: Denoise,
     x: Tensor,
     sigmas: Tensor,
     *,
@@ -55,7 +54,7 @@ def run(
 
 
 def full_run() -> Tensor:
-    return run_reference(RING.velocity, HELD_OUT, sigmas=TABLE).latents[-1]
+    return run_reference(RING.velocity, HELD_OUT, sigmas=SIGMAS).latents[-1]
 
 
 def printed_bias(sums: RectifySums, gain: Tensor) -> Tensor:
@@ -104,16 +103,17 @@ def test_correction_2_line_not_sigmoid() -> None:
         [0.1192] * 3, abs=1e-4
     )
 
-    gain, bias = calibrate_rectification(
-        RING.velocity, CALIBRATION, sigmas=TABLE, compute_steps=STEPS
-    )
+    plan = rectified_plan(RING.velocity, CALIBRATION, PaperPlan(STEPS, "residual", SIGMAS))
+    gain, bias = plan.gain, plan.bias
+    assert gain is not None
+    assert bias is not None
     target = full_run()
-    plain = rmse(run(RING.velocity, HELD_OUT, TABLE), target)
+    plain = rmse(run(RING.velocity, HELD_OUT, SIGMAS), target)
     line = rmse(
         run(
             RING.velocity,
             HELD_OUT,
-            TABLE,
+            SIGMAS,
             correct=lambda k, v_tilde: rectify(v_tilde, gain=gain[k], bias=bias[k]),
         ),
         target,
@@ -122,7 +122,7 @@ def test_correction_2_line_not_sigmoid() -> None:
         run(
             RING.velocity,
             HELD_OUT,
-            TABLE,
+            SIGMAS,
             correct=lambda k, v_tilde: printed_rectify(v_tilde, gain[k], bias[k]),
         ),
         target,
@@ -133,34 +133,23 @@ def test_correction_2_line_not_sigmoid() -> None:
 
 
 def test_correction_3_remaining_interval() -> None:
-    """Nothing reused: as printed the second of four steps goes too far; ours keeps the table."""
+    """Nothing reused: as printed the second of four steps is too long; ours is nominal."""
     ones = torch.ones(4)
-    table = torch.linspace(1, 0, 5, dtype=torch.float64)
+    nominal = torch.linspace(1, 0, 5, dtype=torch.float64)
     assert printed_sigmas(ones, descending=False).tolist() == [1.0, 0.75, 0.0, 0.0, 0.0]
     assert printed_sigmas(ones, descending=True)[:3].tolist() == [1.0, 0.75, -2.25]
-    assert torch.equal(adjusted_sigmas(table, ones), table)
+    assert torch.equal(adjusted_sigmas(nominal, ones), nominal)
 
     # One half step of four: the rest, 1 - 1/4 - 1/8, is shared by the two steps that remain.
     phi = torch.tensor([1.0, 0.5, 1.0, 1.0])
-    assert adjusted_sigmas(table, phi).tolist() == [1.0, 0.75, 0.625, 0.3125, 0.0]
+    assert adjusted_sigmas(nominal, phi).tolist() == [1.0, 0.75, 0.625, 0.3125, 0.0]
 
 
-class Counted:
-    """The ring's velocity, counting its calls."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, x: Tensor, sigma: Tensor) -> Tensor:
-        self.calls += 1
-        return RING.velocity(x, sigma)
-
-
-def printed_adjusted_run(velocity: Velocity, x: Tensor) -> list[float]:
-    """Phi as Algorithm 1 asks for it, from v_i of the very step that was to be reused."""
+def printed_adjusted_run(velocity: Denoise, x: Tensor) -> list[float]:
+    """Phi as Algorithm 1 defines it, from v_i of the very step that was to be reused."""
     scales = []
     for k in range(30):
-        v = velocity(x, TABLE[k])
+        v = velocity(x, SIGMAS[k])
         if k in STEPS:
             cache, used = Cache.of(v, x, reuse="residual"), v
             scales.append(1.0)
@@ -168,19 +157,19 @@ def printed_adjusted_run(velocity: Velocity, x: Tensor) -> list[float]:
             v_tilde = cache.reuse(x)
             scales.append(step_scale(v_tilde, v, previous=used))
             used = v_tilde
-        x = x + TABLE.diff()[k] * used
+        x = x + SIGMAS.diff()[k] * used
     return scales
 
 
 def test_correction_4_step_scales_before_the_run() -> None:
-    """As printed phi costs a network call on every step; ours is known, and holds for new noise."""
-    online = Counted()
+    """As printed phi needs the network on every step; ours is known, and holds for new noise."""
+    online = Counted(RING.velocity)
     scales = torch.tensor(printed_adjusted_run(online, HELD_OUT), dtype=torch.float64)
     assert online.calls == 30
 
-    phi = calibrate_step_scales(RING.velocity, CALIBRATION, sigmas=TABLE, compute_steps=STEPS)
-    known = Counted()
-    run(known, HELD_OUT, adjusted_sigmas(TABLE, phi))
+    phi = measured_scales(RING.velocity, CALIBRATION, sigmas=SIGMAS, compute_steps=STEPS)
+    known = Counted(RING.velocity)
+    run(known, HELD_OUT, adjusted_sigmas(SIGMAS, phi))
     assert known.calls == len(STEPS) == 10
     assert (phi - scales).abs().max() < 0.1
 
@@ -197,29 +186,29 @@ def test_correction_5_residual_reuse_is_damped() -> None:
     def straight(x: Tensor, sigma: Tensor) -> Tensor:
         return torch.full_like(x, 2.0)
 
-    table, steps = torch.linspace(1, 0, 5, dtype=torch.float64), (0, 3)
+    sigmas, steps = torch.linspace(1, 0, 5, dtype=torch.float64), (0, 3)
     start = torch.zeros(1, 1, dtype=torch.float64)
-    assert run(straight, start, table, steps=steps, reuse="velocity").item() == -2.0
+    assert run(straight, start, sigmas, steps=steps, reuse="velocity").item() == -2.0
     # 2 (1 + 3/4 + 9/16 + 1) / 4 instead of 2
-    printed = run(straight, start, table, steps=steps, reuse="residual").item()
+    printed = run(straight, start, sigmas, steps=steps, reuse="residual").item()
     assert printed == pytest.approx(-1.65625, abs=1e-12)
 
 
 def test_correction_6_velocity_reuse_has_no_step_scale() -> None:
     """The ratio is exactly 1, phi is 0, and the adjusted run is a run of fewer steps."""
-    phi = calibrate_step_scales(
-        RING.velocity, CALIBRATION, sigmas=TABLE, compute_steps=STEPS, reuse="velocity"
+    phi = measured_scales(
+        RING.velocity, CALIBRATION, sigmas=SIGMAS, compute_steps=STEPS, reuse="velocity"
     )
     assert phi.tolist() == [float(k in STEPS) for k in range(30)]
 
-    adjusted = adjusted_sigmas(TABLE, phi)
+    adjusted = adjusted_sigmas(SIGMAS, phi)
     fewer = torch.tensor([adjusted[k] for k in STEPS] + [0.0], dtype=torch.float64)
     accelerated = run(RING.velocity, HELD_OUT, adjusted, reuse="velocity")
     short = run_reference(RING.velocity, HELD_OUT, sigmas=fewer).latents[-1]
     assert torch.equal(accelerated, short)
 
     target = full_run()
-    plain = rmse(run(RING.velocity, HELD_OUT, TABLE, reuse="velocity"), target)
+    plain = rmse(run(RING.velocity, HELD_OUT, SIGMAS, reuse="velocity"), target)
     assert plain == pytest.approx(0.062, abs=5e-4)
     assert rmse(accelerated, target) == pytest.approx(0.201, abs=5e-4)
 
@@ -251,13 +240,13 @@ def proportional_sigmas(sigmas: Tensor, step_scales: Tensor) -> Tensor:
 
 
 def test_finding_eq_14_counts_steps_that_will_be_empty() -> None:
-    """Remaining budget over remaining steps starves the computed steps until the very last one."""
-    phi = calibrate_step_scales(RING.velocity, CALIBRATION, sigmas=TABLE, compute_steps=STEPS)
-    adjusted = adjusted_sigmas(TABLE, phi)
+    """Remaining budget over remaining steps makes computed steps too short, except the last."""
+    phi = measured_scales(RING.velocity, CALIBRATION, sigmas=SIGMAS, compute_steps=STEPS)
+    adjusted = adjusted_sigmas(SIGMAS, phi)
     assert adjusted[-2].item() == pytest.approx(0.40, abs=5e-3)  # nominal: 1/30
 
     target = full_run()
-    assert rmse(run(RING.velocity, HELD_OUT, TABLE), target) == pytest.approx(0.076, abs=5e-4)
+    assert rmse(run(RING.velocity, HELD_OUT, SIGMAS), target) == pytest.approx(0.076, abs=5e-4)
     assert rmse(run(RING.velocity, HELD_OUT, adjusted), target) == pytest.approx(0.171, abs=5e-4)
-    spread = proportional_sigmas(TABLE, phi)
+    spread = proportional_sigmas(SIGMAS, phi)
     assert rmse(run(RING.velocity, HELD_OUT, spread), target) == pytest.approx(0.051, abs=5e-4)

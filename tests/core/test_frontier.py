@@ -1,17 +1,27 @@
+"""The search over compute schedules, and the best plan for every number of computed steps."""
+
 from __future__ import annotations
+
+from itertools import combinations
 
 import pytest
 import torch
 from torch import Tensor
 
+from ertacache.core import frontier as module
 from ertacache.core.flows import shifted_sigmas
-from ertacache.core.frontier import Frontier, leave_out_errors, solve_frontier
+from ertacache.core.frontier import (
+    Frontier,
+    leave_out_errors,
+    search_schedules,
+    solve_frontier,
+    spread_schedule,
+)
 from ertacache.core.gram import RunStatistics, profile_run
-from ertacache.core.sampler import plain_plan
-from ertacache.core.search import spread_schedule
-from ertacache.core.solve import Fit, fit_plans, predict_errors
-from ertacache.core.solver import run_reference
-from tests.core.conftest import Bench, bench
+from ertacache.core.sampler import run_reference
+from ertacache.core.simulate import Fit, System, fit_plans, schedule_mask
+from tests.core.rings import Bench, bench, plain_plan, predicted_errors, solved_third
+from tests.core.solvers import euler_update
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +35,9 @@ def frontier(mild: Bench) -> Frontier:
 def test_from_the_profile_alone_never_above_plain_reuse(
     radius: float, width: float, num_steps: int, shift: float
 ) -> None:
-    flow = bench(radius, width, num_steps, shift)
-    budget = num_steps // 3
-    plain = flow.error(plain_plan(flow.sigmas, spread_schedule(num_steps, budget, {0})))
-    found = solve_frontier(flow.statistics, flow.nominal, budgets=[budget]).points[0]
-    assert flow.error(found.plan) < plain
+    flow, found = solved_third(radius, width, num_steps, shift)
+    uniform = spread_schedule(num_steps, num_steps // 3, {0})
+    assert flow.error(found.plan) < flow.error(plain_plan(flow.sigmas, uniform))
 
 
 def test_there_is_a_point_for_every_budget(frontier: Frontier) -> None:
@@ -46,29 +54,21 @@ def test_the_predicted_error_is_of_the_size_of_the_measured_one(
         assert 0.3 < mild.error(point.plan) / point.predicted_error < 3
 
 
-def test_a_wish_selects_a_point(frontier: Frontier) -> None:
-    assert frontier.select(compute_steps=7).computed == 7
-    assert frontier.select(speedup=2.0).computed == 15
-    assert frontier.select(speedup=2.8).computed == 10  # at least 2.8 times: not 11
+def test_a_point_by_its_number_of_steps_or_by_its_error(frontier: Frontier) -> None:
+    assert frontier.point(7).computed == 7
     limit = frontier.points[6].predicted_error
-    assert frontier.select(max_error=limit).computed <= frontier.points[6].computed
+    found = frontier.within(limit)
+    assert found.computed <= frontier.points[6].computed
+    assert found.predicted_error <= limit
+    fewer = [point for point in frontier.points if point.computed < found.computed]
+    assert all(point.predicted_error > limit for point in fewer)
 
 
-@pytest.mark.parametrize(
-    ("wish", "sentence"),
-    [
-        ({}, "exactly one"),
-        ({"speedup": 2.0, "compute_steps": 4}, "exactly one"),
-        ({"speedup": 0.5}, "speedup must be between 1 and 30"),
-        ({"compute_steps": 31}, "no plan with 31 computed steps: the frontier has 2 to 30"),
-        ({"max_error": -1.0}, "no plan is expected to stay within -1"),
-    ],
-)
-def test_a_wish_that_cannot_be_met_says_so(
-    frontier: Frontier, wish: dict[str, float], sentence: str
-) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        frontier.select(**wish)  # type: ignore[arg-type]
+def test_a_target_that_cannot_be_met_is_an_error(frontier: Frontier) -> None:
+    with pytest.raises(ValueError, match="no plan with 31 computed steps: the frontier has 2 to 3"):
+        frontier.point(31)
+    with pytest.raises(ValueError, match="no plan has a predicted error within -1; the lowest is"):
+        frontier.within(-1.0)
 
 
 def test_pinned_steps_and_budgets(mild: Bench) -> None:
@@ -80,17 +80,16 @@ def test_pinned_steps_and_budgets(mild: Bench) -> None:
 
 
 def wandering_profile(prompts: int) -> tuple[RunStatistics, Tensor]:
-    """Outputs that wander at random: the last one is the best guess, whatever a fit believes."""
+    """Outputs that are random walks: the last one predicts best, whatever a fit finds."""
     generator = torch.Generator().manual_seed(0)
     sigmas = shifted_sigmas(10)
     walk = torch.randn(11, prompts, 2, generator=generator, dtype=torch.float64).cumsum(0)
     steps = iter(range(10))
-    run = run_reference(lambda x, sigma: walk[next(steps)], walk[10], sigmas=sigmas)
-    d = sigmas.diff()
-    return profile_run(run), torch.stack([torch.ones_like(d), d], dim=1)
+    full = run_reference(lambda x, sigma: walk[next(steps)], walk[10], sigmas=sigmas)
+    return profile_run(full), euler_update(sigmas)
 
 
-def test_with_few_prompts_that_teach_nothing_it_falls_back_towards_plain_reuse() -> None:
+def test_with_few_uninformative_prompts_it_falls_back_towards_plain_reuse() -> None:
     statistics, nominal = wandering_profile(2)
     schedule = spread_schedule(10, 4, {0})
     errors = [
@@ -121,9 +120,9 @@ def test_left_out_prompts_are_left_out(mild: Bench) -> None:
     pair, one, two = (mild.statistics.select(prompts) for prompts in ([0, 1], [0], [1]))
     schedule, fit = spread_schedule(30, 8, {0}), Fit(ridge=1e-3)
     expected = 0.0
-    for fitted, judged in ((one, two), (two, one)):
+    for fitted, evaluated in ((one, two), (two, one)):
         (plan,) = fit_plans(fitted, mild.nominal, schedules=[schedule], fit=fit)
-        expected += predict_errors(judged, mild.nominal, plan=plan)[0, -1].item() ** 2 / 2
+        expected += predicted_errors(evaluated, mild.nominal, plan=plan)[0, -1].item() ** 2 / 2
     found = leave_out_errors(pair, mild.nominal, schedules=[schedule], fit=fit)
     assert found.item() == pytest.approx(expected**0.5, rel=1e-6)
 
@@ -134,3 +133,69 @@ def test_a_single_prompt_is_enough_for_a_plan(mild: Bench) -> None:
     assert mild.error(point.plan) < mild.error(
         plain_plan(mild.sigmas, spread_schedule(30, 10, {0}))
     )
+
+
+def system_of(flow: Bench) -> System:
+    return System(flow.statistics.gram.mean(), flow.nominal, Fit())
+
+
+def error_of(system: System, schedules: list[tuple[int, ...]]) -> torch.Tensor:
+    mask = schedule_mask(schedules, system.num_steps)
+    return system.simulate(mask, torch.zeros(len(mask), dtype=torch.long)).errors[:, -1]
+
+
+def test_candidates_simulated_from_their_branch_equal_those_from_the_start(mild: Bench) -> None:
+    system = system_of(mild)
+    mask = schedule_mask([(0, 5, 12, 20, 28), (0, 1, 2, 3, 4)], 30)
+    keep = torch.zeros(30, dtype=torch.bool)
+    keep[0] = True
+    for candidates in (module._moves(mask, keep), module._borrow_steps(mask, keep)):
+        found = module._simulate_variants(system, mask, candidates)
+        zeros = torch.zeros(len(candidates.mask), dtype=torch.long)
+        whole = system.simulate(candidates.mask, zeros).errors[:, -1]
+        assert torch.allclose(found, whole, atol=1e-12)
+
+
+def test_every_move_is_there_once(mild: Bench) -> None:
+    mask = schedule_mask([(0, 2, 3)], 6)
+    keep = torch.zeros(6, dtype=torch.bool)
+    keep[0] = True
+    moved = module._moves(mask, keep).mask
+    found = {tuple(row.nonzero()[:, 0].tolist()) for row in moved}
+    assert found == {(0, 1, 3), (0, 3, 4), (0, 1, 2), (0, 2, 4), (0, 2, 5)}
+    assert len(moved) == len(found)
+
+
+def test_small_problems_are_solved_as_well_as_by_trying_everything() -> None:
+    flow = bench(2.0, 0.3, 10)
+    system = system_of(flow)
+    budgets = [3, 4, 5]
+    found = search_schedules(system, budgets)
+    for budget, schedule in zip(budgets, found, strict=True):
+        every = [(0, *rest) for rest in combinations(range(1, 10), budget - 1)]
+        best = error_of(system, every).min().item()
+        assert error_of(system, [schedule]).item() <= 1.1 * best
+
+
+def test_never_worse_than_the_uniform_schedule_or_a_given_start(mild: Bench) -> None:
+    system = system_of(mild)
+    budgets = list(range(2, 31))
+    start = (0, 8, 10, 13, 16, 19, 22, 25, 27, 29)
+    found = search_schedules(system, budgets, starts=[start])
+    uniform = [spread_schedule(30, n, {0}) for n in budgets]
+    assert [len(schedule) for schedule in found] == budgets
+    assert bool((error_of(system, found) <= error_of(system, uniform) + 1e-9).all())
+    assert error_of(system, [found[8]]) <= error_of(system, [start]) + 1e-9
+    assert error_of(system, [found[8]]) < 0.8 * error_of(system, [uniform[8]])
+
+
+def test_the_search_keeps_pinned_steps(mild: Bench) -> None:
+    for schedule in search_schedules(system_of(mild), [4, 5, 9], pinned=[1, 17]):
+        assert {0, 1, 17} <= set(schedule)
+
+
+def test_a_schedule_moves_as_little_as_needed() -> None:
+    assert spread_schedule(10, 4, {0, 5}) == (0, 3, 5, 9)
+    assert spread_schedule(10, 2, {0, 5}) == (0, 5)
+    with pytest.raises(ValueError, match="budget"):
+        spread_schedule(10, 11, {0})

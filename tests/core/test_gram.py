@@ -1,21 +1,23 @@
+"""Statistics of full runs: by hand, joined over prompts, added over pieces, from a later step."""
+
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from ertacache.core import gram
 from ertacache.core.flows import GaussianRing, shifted_sigmas
-from ertacache.core.gram import RunStatistics, fit_nominal, profile_run
-from ertacache.core.solver import Euler, LinearSolver, SolverFactory, Trajectory, run_reference
+from ertacache.core.gram import RunStatistics, Trajectory, gram_of, profile_run
+from ertacache.core.sampler import run_reference
 
 
-def ring_run(prompts: int = 4, points: int = 10, *, solver: SolverFactory = Euler) -> Trajectory:
+def ring_run(prompts: int = 4, points: int = 10) -> Trajectory:
     flow = GaussianRing(2.0, 0.3)
     noise = flow.noise(prompts * points, seed=0).view(prompts, points, 2)
-    return run_reference(flow.velocity, noise, sigmas=shifted_sigmas(6), solver=solver)
+    return run_reference(flow.velocity, noise, sigmas=shifted_sigmas(6))
 
 
 def part(run: Trajectory, index: tuple[slice, ...]) -> Trajectory:
@@ -89,22 +91,65 @@ def test_half_precision_runs_are_profiled_in_double() -> None:
     assert_same(profile_run(half), profile_run(wide), tolerance=0)
 
 
-def test_nominal_update_of_euler() -> None:
-    nominal = fit_nominal(profile_run(ring_run()))
-    assert torch.equal(nominal[:, 0], torch.ones(6, dtype=torch.float64))
-    assert torch.allclose(nominal[:, 1], shifted_sigmas(6).diff(), atol=1e-12)
+def test_steps_from_a_later_one_are_those_of_a_run_that_begins_there() -> None:
+    full = ring_run()
+    later = Trajectory(full.latents[2:], full.outputs[2:])
+    assert_same(profile_run(full).from_step(2), profile_run(later), 1e-15)
 
 
-def test_nominal_update_of_a_solver_that_scales_the_latent() -> None:
-    c, b = torch.linspace(0.9, 1.1, 6).double(), torch.linspace(-0.3, -0.1, 6).double()
+def test_named_places_and_products() -> None:
+    full = ring_run()
+    G = profile_run(full).gram
+    assert (G.num_steps, G.size) == (6, 13)
+    vectors = [*full.latents, *full.outputs]
+    for a, b in ((G.x(0), G.x(6)), (G.x(2), G.v(3)), (G.v(0), G.v(5))):
+        expected = (vectors[a] * vectors[b]).flatten(1).mean(1)
+        torch.testing.assert_close(G.between(a, b), expected, rtol=0, atol=1e-12)
+    squares = torch.stack([v.square().flatten(1).mean(1) for v in vectors], dim=1)
+    torch.testing.assert_close(G.squares, squares, rtol=0, atol=1e-12)
+    torch.testing.assert_close(G.mean().products[0], G.products.mean(0), rtol=0, atol=0)
 
-    def solver(sigmas: Tensor) -> LinearSolver:
-        return LinearSolver(c, b[:, None])
 
-    nominal = fit_nominal(profile_run(ring_run(solver=solver)), latent=None)
-    assert torch.allclose(nominal[1:], torch.stack([c, b], 1)[1:], atol=1e-9)
-    # At the start this flow's output is the latent itself: only the sum can be told.
-    assert nominal[0].sum().item() == pytest.approx((c[0] + b[0]).item())
+def test_the_rate_of_change_is_that_of_outputs_over_latents() -> None:
+    full = ring_run()
+    rate = profile_run(full).gram.output_rate()
+    assert rate[:, 0].tolist() == [0.0] * 4
+    for k in range(1, 6):
+        v = (full.outputs[k] - full.outputs[k - 1]).square().flatten(1).sum(1)
+        x = (full.latents[k] - full.latents[k - 1]).square().flatten(1).sum(1)
+        torch.testing.assert_close(rate[:, k], v / x, rtol=1e-9, atol=0)
+
+
+def test_the_rate_of_change_is_0_where_the_latent_does_not_move() -> None:
+    x, v = torch.ones(1, 2), torch.zeros(1, 2)
+    still = profile_run(Trajectory((x, x, x), (v, x)))
+    assert still.gram.output_rate().tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_folds_are_means_of_prompts_and_of_the_rest(count: int) -> None:
+    G = profile_run(ring_run()).gram
+    held, rest, size = G.folds(count)
+    assert size.sum().item() == 4
+    for i in range(count):
+        own = [p for p in range(4) if p % count == i]
+        others = [p for p in range(4) if p % count != i]
+        torch.testing.assert_close(held.products[i], G.products[own].mean(0), rtol=0, atol=1e-12)
+        torch.testing.assert_close(rest.products[i], G.products[others].mean(0), rtol=0, atol=1e-12)
+
+
+def test_the_gram_matrix_of_vectors_is_that_of_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gram, "CHUNK", 7)
+    full = ring_run(prompts=1)
+    vectors = [vector.flatten() for vector in (*full.latents, *full.outputs)]
+    expected = profile_run(full).inner[0]
+    torch.testing.assert_close(gram_of(vectors), expected, rtol=0, atol=1e-12)
+
+
+def test_the_spread_of_the_final_latents() -> None:
+    x = torch.tensor([[1.0, 3.0], [2.0, 6.0]])
+    stats = profile_run(Trajectory((torch.zeros(2, 2), x), (x,)))
+    assert stats.final_spread == pytest.approx(math.sqrt((1 + 4) / 2))
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -119,6 +164,12 @@ def test_what_does_not_fit_is_refused() -> None:
         replace(stats, output_l1=stats.output_l1 + torch.arange(6).double())
     with pytest.raises(ValueError, match="step counts"):
         stats.join(profile_run(part_of_steps(ring_run(), 3)))
+    with pytest.raises(ValueError, match="same prompts and steps"):
+        stats + stats.select([0])
+    with pytest.raises(ValueError, match="elements must be positive"):
+        replace(stats, elements=stats.elements * 0)
+    with pytest.raises(ValueError, match=r"residual_norm must have shape \(P, T\)"):
+        replace(stats, residual_norm=stats.residual_norm[0])
     with pytest.raises(ValueError, match="no elements"):
         profile_run(part(ring_run(), (slice(None), slice(0, 0))))
 

@@ -1,69 +1,74 @@
+"""The full run and the runs of steppers, with solvers of first order and of higher order."""
+
 from __future__ import annotations
 
-import copy
+import math
 
 import pytest
 import torch
-from diffusers import UniPCMultistepScheduler
 from torch import Tensor
 
 from ertacache.core.flows import rmse, shifted_sigmas
-from ertacache.core.frontier import solve_frontier
-from ertacache.core.gram import fit_nominal, profile_run
-from ertacache.core.plan import PaperPlan, TrajectoryPlan
-from ertacache.core.rectify import calibrate_rectification
-from ertacache.core.refit import refit_plan
-from ertacache.core.sampler import combine, plain_plan, run_paper, run_trajectory
-from ertacache.core.search import spread_schedule
-from ertacache.core.solve import Fit
-from ertacache.core.solver import AdamsBashforth, LinearSolver, Solver, SolverFactory, run_reference
-from tests.core.conftest import Bench
+from ertacache.core.frontier import solve_frontier, spread_schedule
+from ertacache.core.gram import profile_run
+from ertacache.core.plans import PaperPlan
+from ertacache.core.sampler import Euler, SolverFactory, run, run_reference
+from ertacache.core.steppers import PaperStepper, TrajectoryStepper
+from tests.core.rings import Bench, plain_plan, rectified_plan, refitted
+from tests.core.solvers import AdamsBashforth, UniPC, ddim, ddim_update, euler_update
 
 STEPS = (0, 4, 9, 14, 20, 29)
 
 
-class UniPC:
-    """The multistep scheduler of Wan, as a solver."""
+def final_error(solver: SolverFactory, steps: int) -> float:
+    """Of dx/dsigma = x from sigma 1 to 0, whose solution is x_0 / e."""
+    full = run_reference(
+        lambda x, sigma: x,
+        torch.ones(1, 1, dtype=torch.float64),
+        sigmas=shifted_sigmas(steps, 3.0),
+        solver=solver,
+    )
+    return abs(full.latents[-1].item() - math.exp(-1))
 
-    def __init__(self, sigmas: Tensor) -> None:
-        self.scheduler = UniPCMultistepScheduler(
-            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+
+def test_euler_is_of_first_order_and_adams_bashforth_of_second() -> None:
+    assert 1.8 < final_error(Euler, 50) / final_error(Euler, 100) < 2.2
+    assert 3.5 < final_error(AdamsBashforth, 50) / final_error(AdamsBashforth, 100) < 4.5
+
+
+def test_outputs_that_do_not_change_are_integrated_exactly() -> None:
+    sigmas = shifted_sigmas(7)
+    for solver in (Euler, AdamsBashforth):
+        full = run_reference(
+            lambda x, sigma: torch.full_like(x, 2.0), torch.ones(3, 4), sigmas=sigmas, solver=solver
         )
-        self.scheduler.set_timesteps(len(sigmas) - 1)
-
-    def step(self, model_output: Tensor, step: int, sample: Tensor) -> Tensor:
-        time = self.scheduler.timesteps[step]
-        result: Tensor = self.scheduler.step(model_output, time, sample, return_dict=False)[0]
-        return result
+        assert torch.allclose(full.latents[-1], torch.full((3, 4), -1.0), atol=1e-6)
 
 
-def ddim(sigmas: Tensor) -> Solver:
-    """A first-order solver that scales the latent, as DDIM does."""
-    alpha, sigma = torch.cos(sigmas * torch.pi / 2), torch.sin(sigmas * torch.pi / 2)
-    c = alpha[1:] * alpha[:-1] + sigma[1:] * sigma[:-1]
-    b = sigma[1:] * alpha[:-1] - alpha[1:] * sigma[:-1]
-    return LinearSolver(c, b[:, None])
+def test_a_fresh_solver_for_every_run() -> None:
+    def denoise(x: Tensor, sigma: Tensor) -> Tensor:
+        return x * sigma
 
-
-def test_combination_by_hand() -> None:
-    x, v = torch.tensor([2.0]), [torch.tensor([10.0]), torch.tensor([100.0])]
-    assert combine(x, v, [0.5, 0.1, -0.01]).item() == pytest.approx(1.0)
-    assert combine(x, v[:1], [0.5, 0.1, -0.01]).item() == pytest.approx(2.0)
-
-
-def test_half_precision_stays_half_precision() -> None:
-    x = torch.ones(2, dtype=torch.bfloat16)
-    assert combine(x, [x], [1.0, -0.5]).dtype == torch.bfloat16
+    noise = torch.ones(1, 2, dtype=torch.float64)
+    first, second = (
+        run_reference(denoise, noise, sigmas=shifted_sigmas(5), solver=AdamsBashforth)
+        for _ in range(2)
+    )
+    assert torch.equal(first.latents[-1], second.latents[-1])
+    assert first.num_steps == 5
+    assert len(first.latents) == 6
 
 
 def test_plain_reuse_is_both_methods_simplest_case(mild: Bench) -> None:
-    paper = PaperPlan(STEPS, "velocity", mild.sigmas)
-    one = run_paper(mild.flow.velocity, mild.heldout, plan=paper)
-    other = run_trajectory(
-        mild.flow.velocity, mild.heldout, sigmas=mild.sigmas, plan=plain_plan(mild.sigmas, STEPS)
+    paper = PaperStepper(PaperPlan(STEPS, "velocity", mild.sigmas))
+    trajectory = TrajectoryStepper(plain_plan(mild.sigmas, STEPS))
+    one, other = (
+        run(mild.flow.velocity, mild.heldout, stepper, sigmas=mild.sigmas)
+        for stepper in (paper, trajectory)
     )
-    assert rmse(one.latents[-1], other.latents[-1]) < 1e-12
-    assert rmse(one.latents[-1], mild.target) > 1e-3
+    assert len(one) == len(other) == 31
+    assert rmse(one[-1], other[-1]) < 1e-12
+    assert rmse(one[-1], mild.target) > 1e-3
 
 
 @pytest.mark.parametrize("solver", [ddim, AdamsBashforth, UniPC])
@@ -72,21 +77,18 @@ def test_the_papers_plan_with_all_steps_computed_is_the_reference(
 ) -> None:
     sigmas = shifted_sigmas(30)
     reference = run_reference(mild.flow.velocity, mild.heldout, sigmas=sigmas, solver=solver)
-    plan = PaperPlan(tuple(range(30)), "residual", sigmas)
-    run = run_paper(mild.flow.velocity, mild.heldout, plan=plan, solver=solver)
-    assert torch.equal(run.latents[-1], reference.latents[-1])
+    stepper = PaperStepper(PaperPlan(tuple(range(30)), "residual", sigmas))
+    latents = run(mild.flow.velocity, mild.heldout, stepper, sigmas=sigmas, solver=solver)
+    assert torch.equal(latents[-1], reference.latents[-1])
 
 
 def test_reused_steps_are_rectified(mild: Bench) -> None:
-    noise = mild.reference.latents[0]
-    gain, bias = calibrate_rectification(
-        mild.flow.velocity, noise, sigmas=mild.sigmas, compute_steps=STEPS, reuse="residual"
-    )
+    plain = PaperPlan(STEPS, "residual", mild.sigmas)
+    fitted = rectified_plan(mild.flow.velocity, mild.reference.latents[0], plain)
     errors = []
-    for extra in ({}, {"gain": gain, "bias": bias}):
-        plan = PaperPlan(STEPS, "residual", mild.sigmas, **extra)
-        run = run_paper(mild.flow.velocity, mild.heldout, plan=plan)
-        errors.append(rmse(run.latents[-1], mild.target))
+    for plan in (plain, fitted):
+        latents = run(mild.flow.velocity, mild.heldout, PaperStepper(plan), sigmas=mild.sigmas)
+        errors.append(rmse(latents[-1], mild.target))
     assert errors[1] < 0.7 * errors[0]
 
 
@@ -97,25 +99,21 @@ def test_the_target_is_whatever_the_scheduler_does(mild: Bench, solver: SolverFa
     noise = mild.reference.latents[0]
     reference = run_reference(velocity, noise, sigmas=sigmas, solver=solver)
     target = run_reference(velocity, mild.heldout, sigmas=sigmas, solver=solver).latents[-1]
-    statistics = profile_run(reference)
-    nominal = fit_nominal(statistics, latent=None if solver is ddim else 1.0)
-    point = solve_frontier(statistics, nominal, budgets=[10]).points[0]
-    steps = point.plan.compute_steps
-    refitted = refit_plan(
+    nominal = ddim_update(sigmas) if solver is ddim else euler_update(sigmas)
+    point = solve_frontier(profile_run(reference), nominal, budgets=[10]).points[0]
+    refit = refitted(
         velocity,
         reference.latents,
         sigmas=sigmas,
-        compute_steps=steps,
+        compute_steps=point.plan.compute_steps,
         nominal=nominal,
-        fit=Fit(),
     )
-    plain = PaperPlan(spread_schedule(30, 10, {0}), "velocity", sigmas)
-    plain_error = rmse(
-        run_paper(velocity, mild.heldout, plan=plain, solver=solver).latents[-1], target
-    )
-    for plan, factor in ((point.plan, 2.0), (refitted, 4.0)):
-        run = run_trajectory(velocity, mild.heldout, sigmas=sigmas, plan=plan)
-        assert rmse(run.latents[-1], target) < plain_error / factor
+    plain = PaperStepper(PaperPlan(spread_schedule(30, 10, {0}), "velocity", sigmas))
+    latents = run(velocity, mild.heldout, plain, sigmas=sigmas, solver=solver)
+    plain_error = rmse(latents[-1], target)
+    for plan, factor in ((point.plan, 2.0), (refit, 4.0)):
+        latents = run(velocity, mild.heldout, TrajectoryStepper(plan), sigmas=sigmas)
+        assert rmse(latents[-1], target) < plain_error / factor
 
 
 def test_the_network_runs_on_computed_steps_only(mild: Bench) -> None:
@@ -125,42 +123,35 @@ def test_the_network_runs_on_computed_steps_only(mild: Bench) -> None:
         calls.append(float(sigma))
         return mild.flow.velocity(x, sigma)
 
-    expected = [float(mild.sigmas[k]) for k in STEPS]
-    run_paper(denoise, mild.heldout, plan=PaperPlan(STEPS, "residual", mild.sigmas))
-    assert calls == expected
-    calls.clear()
-    run_trajectory(denoise, mild.heldout, sigmas=mild.sigmas, plan=plain_plan(mild.sigmas, STEPS))
-    assert calls == expected
-
-
-def test_a_plan_of_other_steps_is_refused(mild: Bench) -> None:
-    with pytest.raises(ValueError, match="a plan of 30 steps, but a table of 20"):
-        run_trajectory(
-            mild.flow.velocity,
-            mild.heldout,
-            sigmas=shifted_sigmas(20),
-            plan=plain_plan(mild.sigmas, STEPS),
-        )
-
-
-def test_plans_that_cannot_be_run_are_refused() -> None:
-    sigmas = shifted_sigmas(4)
-    coefficients = torch.ones(4).double(), torch.ones(4, 2).double()
-    assert TrajectoryPlan((0, 2), *coefficients).history == 2
-    for steps, sentence in (
-        ((1, 2), "step 0 must be computed"),
-        ((0, 2, 2), "strictly increasing"),
-        ((0, 4), "holds 4, but the run has 4 steps"),
+    for stepper in (
+        PaperStepper(PaperPlan(STEPS, "residual", mild.sigmas)),
+        TrajectoryStepper(plain_plan(mild.sigmas, STEPS)),
     ):
-        with pytest.raises(ValueError, match=sentence):
-            TrajectoryPlan(steps, *coefficients)
-    with pytest.raises(ValueError, match="computes the last step"):
-        PaperPlan((0, 2), "residual", sigmas)
-    with pytest.raises(ValueError, match="must not increase"):
-        PaperPlan((0, 3), "residual", sigmas.flip(0))
-    with pytest.raises(ValueError, match="come together"):
-        PaperPlan((0, 3), "residual", sigmas, gain=torch.zeros(4).double())
-    broken = copy.deepcopy(coefficients[1])
-    broken[1, 1] = torch.inf
-    with pytest.raises(ValueError, match="not finite"):
-        TrajectoryPlan((0, 2), coefficients[0], broken)
+        calls.clear()
+        run(denoise, mild.heldout, stepper, sigmas=mild.sigmas)
+        assert calls == [float(mild.sigmas[k]) for k in STEPS]
+
+
+def test_a_run_takes_the_sigma_schedule_of_the_stepper() -> None:
+    nominal = torch.tensor([1.0, 0.5, 0.25, 0.0], dtype=torch.float64)
+    adjusted = torch.tensor([1.0, 0.75, 0.5, 0.0], dtype=torch.float64)
+    seen: list[float] = []
+
+    def denoise(x: Tensor, sigma: Tensor) -> Tensor:
+        seen.append(sigma.item())
+        return torch.ones_like(x)
+
+    stepper = PaperStepper(PaperPlan((0, 2), "velocity", adjusted))
+    latents = run(denoise, torch.zeros(1, dtype=torch.float64), stepper, sigmas=nominal)
+    assert seen == [1.0, 0.5]
+    assert [x.item() for x in latents] == [0.0, -0.25, -0.5, -1.0]
+
+
+@pytest.mark.parametrize("num_steps", [20, 40])
+def test_a_plan_of_other_steps_is_refused(mild: Bench, num_steps: int) -> None:
+    for stepper in (
+        TrajectoryStepper(plain_plan(mild.sigmas, STEPS)),
+        PaperStepper(PaperPlan(STEPS, "velocity", mild.sigmas)),
+    ):
+        with pytest.raises(ValueError, match=f"30 steps, but a sigma schedule of {num_steps}"):
+            run(mild.flow.velocity, mild.heldout, stepper, sigmas=shifted_sigmas(num_steps))

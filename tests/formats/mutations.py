@@ -1,4 +1,4 @@
-"""Ways to damage a file, each a function of the whole file's bytes and a random generator."""
+"""Mutations that damage a file, each a function of its bytes and a random generator."""
 
 from __future__ import annotations
 

@@ -1,26 +1,22 @@
-"""Profiles: exact round trips, golden bytes, merging, refusals, atomic saving."""
+"""Profiles: exact round trips, golden bytes, merging, refusals."""
 
 from __future__ import annotations
 
 import json
-import math
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from ertacache.formats.checks import FormatError
-from ertacache.formats.fingerprint import Fingerprint, hash_config, hash_sigmas, plain_config
 from ertacache.formats.profile import Profile, ProfiledPrompt, ProfileError
 from tests.formats.golden.objects import (
     FOLDER,
     fingerprint,
-    golden_known_profile,
     golden_profile,
+    golden_traced_profile,
     numbers,
-    table,
+    schedule,
 )
 from tests.formats.mutations import dump, join, seal, split
 
@@ -30,6 +26,8 @@ FIELDS = ("inner", "means", "residual_l1", "residual_norm", "output_l1", "output
 def assert_same(a: Profile, b: Profile) -> None:
     assert a.fingerprint == b.fingerprint
     assert a.prompts == b.prompts
+    assert a.expert_steps == b.expert_steps
+    assert a.provenance == b.provenance
     assert torch.equal(a.sigmas, b.sigmas)
     assert torch.equal(a.nominal, b.nominal)
     for name in FIELDS:
@@ -52,7 +50,7 @@ def test_golden_bytes() -> None:
 
 
 def test_provenance_is_version_2(tmp_path: Path) -> None:
-    path, profile = FOLDER / "profile-v2.safetensors", golden_known_profile()
+    path, profile = FOLDER / "profile-v2.safetensors", golden_traced_profile()
     assert profile._to_bytes() == path.read_bytes()
     assert_same(Profile.load(path), profile)
     assert Profile.load(path).provenance == profile.provenance
@@ -76,7 +74,7 @@ def seal_again(path: Path, **changes: object) -> bytes:
     return join(json.dumps(header), buffer)
 
 
-def test_merged_profiles_tell_of_all_parts() -> None:
+def test_merged_profiles_have_the_provenance_of_all_parts() -> None:
     first = replace(golden_profile(4, 2), provenance={"command": "one", "call": "steps=4"})
     second = replace(golden_profile(4, 1, first_seed=2), provenance={"command": "two"})
     third = replace(golden_profile(4, 1, first_seed=3), provenance={"command": "two"})
@@ -116,8 +114,8 @@ def test_merge() -> None:
         (golden_profile(5, 1, first_seed=9), "different runs.*num_steps is 5, was 4"),
         (replace(golden_profile(4, 1, first_seed=9), nominal=numbers(4, 2)), "nominal updates"),
         (
-            replace(golden_profile(4, 1, first_seed=9), sigmas=table() * (1 + 1e-12)),
-            "different sigma tables",
+            replace(golden_profile(4, 1, first_seed=9), sigmas=schedule() * (1 + 1e-12)),
+            "different sigma schedules",
         ),
         (
             replace(golden_profile(4, 1, first_seed=9), fingerprint=fingerprint(guidance=1)),
@@ -133,10 +131,10 @@ def test_merge_refuses(other: Profile, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"sigmas": table(5)}, r"sigmas must have shape \(5,\), got \(6,\)"),
-        ({"sigmas": table().float()}, "sigmas must be float64, got float32"),
-        ({"sigmas": table().flip(0)}, "sigmas must descend at every step, but entry 1"),
-        ({"sigmas": table() * 2}, "not the table whose hash is in the fingerprint"),
+        ({"sigmas": schedule(5)}, r"sigmas must have shape \(5,\), got \(6,\)"),
+        ({"sigmas": schedule().float()}, "sigmas must be float64, got float32"),
+        ({"sigmas": schedule().flip(0)}, "sigmas must descend at every step, but entry 1"),
+        ({"sigmas": schedule() * 2}, "not the schedule whose hash is in the fingerprint"),
         ({"sigmas": [1.0, 0.0]}, "sigmas must be a tensor, got list"),
         ({"nominal": numbers(4, 3)}, r"nominal must have shape \(4, 2\)"),
         ({"nominal": numbers(4, 2) / 0}, "nominal holds a number that is not finite"),
@@ -145,6 +143,8 @@ def test_merge_refuses(other: Profile, sentence: str) -> None:
         ({"prompts": (ProfiledPrompt("a", 1),) * 2}, "'a' with seed 1 is there twice"),
         ({"prompts": (ProfiledPrompt("a", 1),)}, "statistics are of 2 prompts and 4 steps"),
         ({"statistics": None}, "statistics must be RunStatistics"),
+        ({"expert_steps": (0, 2)}, "expert_steps must be from 1 to 3, got 0"),
+        ({"expert_steps": (True,)}, "expert_steps must be an integer, got bool"),
         ({"fingerprint": None}, "fingerprint must be a Fingerprint"),
     ],
 )
@@ -153,118 +153,40 @@ def test_bad_parts_are_refused(changes: dict[str, object], sentence: str) -> Non
         replace(golden_profile(), **changes)  # type: ignore[arg-type]
 
 
+def test_expert_steps_are_kept_in_the_provenance_of_the_file(tmp_path: Path) -> None:
+    for known in (golden_profile(), golden_traced_profile()):
+        profile = replace(known, expert_steps=(3, 1, 3))
+        assert profile.expert_steps == (1, 3)
+        header, _ = split(profile._to_bytes())
+        fields = json.loads(header["__metadata__"]["ertacache"])
+        assert fields["version"] == 2
+        written = {"first steps of networks": "0 1 3"}
+        assert fields["provenance"] == dict(known.provenance) | written
+        profile.save(tmp_path / "p")
+        assert_same(Profile.load(tmp_path / "p"), profile)
+
+
+def test_merged_profiles_compute_the_expert_steps_of_all_parts() -> None:
+    first = replace(golden_profile(), expert_steps=(3,))
+    second = replace(golden_profile(4, 1, first_seed=2), expert_steps=(1, 3))
+    assert first.merge(second).expert_steps == (1, 3)
+
+
+def test_expert_steps_that_are_not_numbers_are_refused() -> None:
+    path = FOLDER / "profile-v2.safetensors"
+    for bad, sentence in (
+        (3, "networks must be a string, got int"),
+        ("0 3.5", "must list step numbers"),
+        ("0 -1", "must list step numbers"),
+        ("0 123456", "must list step numbers"),
+        ("0 4", "expert_steps must be from 1 to 3, got 4"),
+    ):
+        data = seal_again(path, provenance={"first steps of networks": bad})
+        with pytest.raises(ProfileError, match=f"^cannot load 'p': .*{sentence}"):
+            Profile._from_bytes(data, "p")
+
+
 @pytest.mark.parametrize(("prompt", "seed"), [("a", -1), ("a", 2**63), ("a", True), ("\ud800", 0)])
 def test_bad_prompt(prompt: str, seed: int) -> None:
     with pytest.raises(ProfileError):
         ProfiledPrompt(prompt, seed)
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"denoiser_hash": "12"}, "denoiser_hash must be 64 hexadecimal digits"),
-        ({"guidance": math.nan}, "guidance must be finite"),
-        ({"num_steps": 0}, "num_steps must be from 1 to 10000"),
-        ({"latent_shape": (0,)}, "latent_shape must be from 1"),
-        ({"versions": {"torch": 2}}, "versions.torch must be a text"),
-        ({"scheduler_config": {"a": {}}}, "use plain_config"),
-        ({"scheduler_config": {"a": (math.inf,)}}, "scheduler_config.a must be finite"),
-        ({"pipeline": ""}, "pipeline must not be empty"),
-    ],
-)
-def test_bad_fingerprint(changes: dict[str, object], sentence: str) -> None:
-    with pytest.raises(FormatError, match=sentence):
-        fingerprint(**changes)  # type: ignore[arg-type]
-
-
-def test_compare_says_what_is_fatal() -> None:
-    ours = fingerprint()
-    assert ours.compare(ours) == []
-    fatal = {
-        "pipeline": "WanPipeline",
-        "denoiser": "WanTransformer3DModel",
-        "denoiser_hash": "0" * 64,
-        "scheduler": "UniPCMultistepScheduler",
-        "scheduler_config": {},
-        "num_steps": 5,
-        "sigmas_hash": "0" * 64,
-    }
-    mild = {"guidance": None, "dtype": "float16", "latent_shape": (3, 4, 4), "versions": {}}
-    for name, value in (fatal | mild).items():
-        found = ours.compare(replace(ours, **{name: value}))  # type: ignore[arg-type]
-        assert found
-        assert all(d.field.split(".")[0] == name and d.fatal == (name in fatal) for d in found)
-    added = ours.compare(fingerprint(versions={**ours.versions, "numpy": "2.4"}))
-    assert [str(d) for d in added] == ["versions.numpy is '2.4', was None"]
-    extra = replace(ours, scheduler_config={**ours.scheduler_config, "beta": None})
-    assert [d.field for d in ours.compare(extra)] == ["scheduler_config.beta"]
-    assert [d.field for d in extra.compare(ours)] == ["scheduler_config.beta"]
-
-
-def test_configurations() -> None:
-    config = {"b": torch.ones(2), "a": (1, "x"), "c": {"d": [1]}, "_diffusers_version": "1"}
-    plain = plain_config(config)
-    assert plain == {"a": (1, "x"), "b": (1.0, 1.0), "c": '{"d":[1]}'}
-    assert isinstance(fingerprint(scheduler_config=plain), Fingerprint)
-    assert hash_config(config) == hash_config(dict(reversed(config.items())))
-    with pytest.raises(FormatError, match="'a' is a dtype, which is not data"):
-        plain_config({"a": torch.float32})
-    assert hash_sigmas(table().float()) == hash_sigmas(table().float().double())
-
-
-def test_missing_directory_pipe_and_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ProfileError, match=r"cannot load '.*absent': No such file"):
-        Profile.load(tmp_path / "absent")
-    with pytest.raises(ProfileError, match="it is a directory, not a file"):
-        Profile.load(tmp_path)
-    with pytest.raises(ProfileError, match=r"cannot save .*: it is a directory, not a file"):
-        golden_profile().save(tmp_path)
-    with pytest.raises(ProfileError, match=r"cannot save .*: No such file"):
-        golden_profile().save(tmp_path / "absent" / "p")
-    with pytest.raises(ProfileError, match="null"):
-        Profile.load("a\0b")
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ProfileError, match="it is not a regular file"):
-        Profile.load(tmp_path / "pipe")
-
-    def deny(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("builtins.open", deny)
-    with pytest.raises(ProfileError, match=r"profile-v1.safetensors': Permission denied"):
-        Profile.load(FOLDER / "profile-v1.safetensors")
-
-
-def test_file_beyond_the_size_limit_is_not_read(tmp_path: Path) -> None:
-    with open(tmp_path / "huge", "wb") as stream:
-        stream.truncate((256 << 20) + 1)
-    with pytest.raises(ProfileError, match="more than the limit of 268435456"):
-        Profile.load(tmp_path / "huge")
-
-
-@pytest.mark.parametrize("broken", ["os.fsync", "os.replace"])
-@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_failed_save_keeps_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, failure: BaseException
-) -> None:
-    path = tmp_path / "p.safetensors"
-    golden_profile().save(path)
-
-    def fail(*_: object) -> None:
-        raise failure
-
-    monkeypatch.setattr(broken, fail)
-    expected = ProfileError if isinstance(failure, OSError) else KeyboardInterrupt
-    with pytest.raises(expected):
-        golden_profile(5, 1).save(path)
-    assert os.listdir(tmp_path) == ["p.safetensors"]
-    assert path.read_bytes() == golden_profile()._to_bytes()
-
-
-def test_save_replaces_and_follows_links(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    golden_profile(5, 1).save(tmp_path / "link")
-    golden_profile().save(tmp_path / "link")
-    assert (tmp_path / "link").is_symlink()
-    assert_same(Profile.load(tmp_path / "real"), golden_profile())
-    assert sorted(os.listdir(tmp_path)) == ["link", "real"]

@@ -47,7 +47,7 @@ def hash_of_sigmas(sigmas: list[float]) -> str:
 
 
 @pytest.mark.parametrize("name", ["profile", "policy", "paper-policy"])
-def test_sigma_table_and_its_hash(name: str) -> None:
+def test_sigma_schedule_and_its_hash(name: str) -> None:
     fields, tensors = read_document(GOLDEN / f"{name}-v1.safetensors")
     assert fields["version"] == 1
     assert tensors["sigmas"] == ([5], [1.0, 0.875, 0.625, 0.3, 0.0])
@@ -78,7 +78,7 @@ def test_profile(name: str, prefix: str) -> None:
         assert (shape, packed) == ([2, size * (size + 1) // 2], upper)
 
 
-def test_a_profile_that_tells_where_it_comes_from() -> None:
+def test_a_profile_with_provenance() -> None:
     older, _ = read_document(GOLDEN / "profile-v1.safetensors")
     newer, _ = read_document(GOLDEN / "profile-v2.safetensors")
     assert newer["version"] == 2

@@ -107,6 +107,10 @@ def run(
         >>> [x.item() for x in latents]
         [1.0, 0.5, 0.25, 0.1875]
     """
+    if len(sigmas) != stepper.num_steps + 1:
+        raise ValueError(
+            f"a run of {stepper.num_steps} steps, but a sigma schedule of {len(sigmas) - 1}"
+        )
     schedule = sigmas if stepper.sigmas is None else stepper.sigmas
     steps, latents = solver(schedule), [sample]
     for k in range(len(schedule) - 1):

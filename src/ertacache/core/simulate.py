@@ -1,8 +1,59 @@
-"""Trajectory rectification as linear algebra: fit and simulate schedules without the network.
+"""Trajectory rectification as linear algebra: fit and simulate compute schedules offline.
 
-Every accelerated latent is a combination of the reference run's vectors, so its inner products
-with them (a Gram matrix) are all that is needed. Many schedules are simulated at once. Knows no
-search strategy, no file and no model.
+Without the network: a step is fitted and simulated from inner products of the full run's vectors.
+
+Letters: u = (x_0 ... x_T, v_0 ... v_{T-1}) are the vectors of the full run, G their Gram matrix,
+<,> the mean over elements of a product, |a|^2 = <a, a>, E an expectation. y is the latent of the
+accelerated run, y_0 = x_0. Prompts that share coefficients are one long vector, so G is the mean
+of theirs.
+
+Step k combines the latent and the H newest computed outputs w_j, computed at the steps past_j. With
+the index j, v_j and n_j are short for those of step past_j:
+
+    y' = c y + sum_j a_j w_j                       z = (c, a_1 ... a_H)
+
+An output is the reference output plus a disturbance, w_j = v_j + n_j, because it was computed at a
+latent with an error. The direction of n_j is not in the profile, so it is modelled as independent
+noise of mean 0. With ``error`` = E|y - x_k|^2 at the step k that computes it,
+
+    E|n|^2 = noise = rate[k] * error               rate[k] = sensitivity^2 |v_k - v_{k-1}|^2
+                                                             / |x_k - x_{k-1}|^2,  rate[0] = 0
+
+Every latent then has a deterministic part p, a combination of reference vectors, and a random one:
+
+    y = p + sum_j carried_j n_j + f                E|f|^2 = faded
+
+where f holds the disturbances whose outputs have left the history. Of p only its products are
+needed, never p itself: ``inner`` = <p, u_b> for all b, and ``square`` = <p, p>.
+
+1. A computed step pushes v_k into the history with noise = rate[k] * error and carried = 0: the
+   latent before the step does not contain n_k. The evicted output leaves its part in the latent:
+
+       faded += carried_H^2 noise_H
+
+2. The coefficients minimise E|y' - x_{k+1}|^2 plus a ridge towards the nominal update z0 (the
+   scheduler's first-order step with the newest output, that is plain reuse if k is reused):
+
+       A[y, y] = square + sum_j carried_j^2 noise_j + faded
+       A[y, j] = <p, v_j> + carried_j noise_j      n_j is both in the latent and in its output
+       A[i, j] = <v_i, v_j> + (i == j) noise_j
+       rhs     = <p, x_{k+1}>, <v_j, x_{k+1}>      noise does not correlate with the target
+       (A + diag(pull)) z = rhs + pull * z0        pull_i = ridge A[i, i] + a small floor
+
+   c stays nominal; the rows of the outputs are solved for a. An output that does not exist yet is
+   a zero row and column, and gets the coefficient 0.
+
+3. Inserting y = p + sum_j carried_j n_j + f into the step propagates each part:
+
+       inner'   = c inner + sum_j a_j G[v_j]
+       square'  = c^2 square + 2 c sum_j a_j <p, v_j> + sum_ij a_i a_j <v_i, v_j>
+       carried' = c carried + a
+       faded'   = c^2 faded
+       error'   = |p' - x_{k+1}|^2 + sum_j carried'_j^2 noise_j + faded'
+                  with |p' - x_{k+1}|^2 = square' - 2 inner'[x_{k+1}] + <x_{k+1}, x_{k+1}>
+
+A step costs O(H T + H^3), whatever the size of the latent, and B runs are simulated as a batch.
+Real disturbances follow the Jacobian of the network; the closed-loop refit measures them.
 """
 
 from __future__ import annotations
@@ -56,16 +107,16 @@ class Fit:
 
 @dataclass(eq=False)
 class State:
-    """B simulated runs before some step, in the notation of the module's docstring.
+    """B simulated runs before some step k, in the notation of the module's docstring.
 
     Attributes:
-        inner: p, products of each latent with every reference vector and with zero, (B, R + 1).
-        square: q, mean square of each latent without noise, (B,).
-        error: expected mean square of its distance to the reference latent, (B,).
-        past: computed steps, newest first, -1 where there is none, (B, H).
-        noise: n, variance of the noise in each past output, (B, H).
-        carried: w, weight of that noise in the latent, (B, H).
-        faded: f, variance in the latent of the noise of outputs no longer kept, (B,).
+        inner: <p, u_b> for every reference vector, and 0 in the last column, (B, R + 1).
+        square: <p, p>, (B,).
+        error: E|y - x_k|^2, (B,).
+        past: the steps past_j, newest first, -1 where there is none, (B, H).
+        noise: E|n_j|^2 of each past output, (B, H).
+        carried: weight of n_j in the latent, (B, H).
+        faded: E|f|^2, (B,).
     """
 
     inner: Tensor
@@ -158,8 +209,8 @@ class System:
         def push(newest: Tensor, kept: Tensor) -> Tensor:
             return torch.where(fresh, torch.cat([newest[:, None], kept[:, :-1]], dim=1), kept)
 
-        noise = self._rate[which, step] * state.error  # n of the new output
-        # The noise of an output that leaves the history stays in the latent: w^2 n goes to f.
+        noise = self._rate[which, step] * state.error
+        # The disturbance of an output that leaves the history stays in the latent.
         lost = state.carried[:, -1] ** 2 * state.noise[:, -1] * computed
         return replace(
             state,
@@ -185,8 +236,8 @@ class System:
     ) -> State:
         """The runs after ``step``."""
         c, a = z[:, 0], z[:, 1:]
-        moved = torch.bmm(a[:, None], rows)[:, 0]  # <sum_j a_j v_j, every reference vector>
-        along = (a * state.inner.gather(1, columns)).sum(1)  # <x, sum_j a_j v_j>
+        moved = torch.bmm(a[:, None], rows)[:, 0]  # <sum_j a_j v_j, u_b> for all b
+        along = (a * state.inner.gather(1, columns)).sum(1)  # <p, sum_j a_j v_j>
         own = (a * moved.gather(1, columns)).sum(1)  # |sum_j a_j v_j|^2
         square = c**2 * state.square + 2 * c * along + own
         inner = c[:, None] * state.inner + moved

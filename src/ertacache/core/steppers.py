@@ -48,6 +48,11 @@ class Stepper(Protocol):
     """One run of one method."""
 
     @property
+    def num_steps(self) -> int:
+        """Number of sampling steps T that it was made for."""
+        ...
+
+    @property
     def sigmas(self) -> Tensor | None:
         """The sigma schedule that the run has to have, (T + 1,); None keeps the scheduler's."""
         ...
@@ -108,6 +113,7 @@ class TrajectoryStepper:
         """Turn the plan's coefficients into Python numbers: a step must not read a device."""
         self._computed = frozenset(plan.compute_steps)
         self._rows: list[list[float]] = plan.coefficients[:, 0].tolist()
+        self.num_steps = plan.num_steps
         self._device = cache_device
         self._past: list[Tensor] = []
 
@@ -168,6 +174,7 @@ class RefitStepper:
         self._latents, self._nominal, self._fit, self._fitted = latents, nominal, fit, fitted
         self._computed = frozenset(check_compute_steps(compute_steps, len(nominal)))
         self._past: list[Tensor] = []
+        self.num_steps = len(nominal)
         self.coefficients = torch.zeros(len(nominal), 1, 1 + fit.history, dtype=torch.float64)
         self.error = torch.inf
 
@@ -215,6 +222,7 @@ class PaperStepper:
 
     def __init__(self, plan: PaperPlan, *, cache_device: torch.device | None = None) -> None:
         """Keep the plan."""
+        self.num_steps = plan.num_steps
         self.sigmas: Tensor | None = plan.sigmas
         self._computed, self._reuse = frozenset(plan.compute_steps), plan.reuse
         self._gain, self._bias = plan.gain, plan.bias
@@ -278,6 +286,7 @@ class ThresholdSearch:
                 step, which eq. 12 divides by, shape (T,).
             reuse: what a reused step returns, and what eq. 12 compares.
         """
+        self.num_steps = len(norms)
         self.threshold = threshold
         self.compute_steps: tuple[int, ...] = ()
         self.errors = torch.zeros(len(norms), dtype=torch.float64)
@@ -304,7 +313,7 @@ class ThresholdSearch:
         return advance(used)
 
     def _is_close(self, k: int, cache: Cache, fresh: Cache) -> bool:
-        if k == len(self._norms) - 1:
+        if k == self.num_steps - 1:
             return False
         distance = (cache.feature - fresh.feature).abs().mean(dtype=torch.float64).cpu()
         self.errors[k] = safe_ratio(distance, self._norms[k])
@@ -339,6 +348,7 @@ class GainFit:
                 needs many prompts: with one prompt K is 0 everywhere.
             channel_dim: the dimension of channels in a batch, for mode ``"channel"``.
         """
+        self.num_steps = plan.num_steps
         self.sigmas: Tensor | None = plan.sigmas
         self._plan, self._mode, self._channel_dim = plan, mode, channel_dim
         self._fits: dict[int, tuple[Tensor, Tensor]] = {}
@@ -362,7 +372,7 @@ class GainFit:
 
     def plan(self) -> PaperPlan:
         """The plan with gain and bias, shape (T, ...); 0 and -2, no change, on computed steps."""
-        T, zero = self._plan.num_steps, torch.zeros((), dtype=torch.float64)
+        T, zero = self.num_steps, torch.zeros((), dtype=torch.float64)
         none = next((torch.zeros_like(K) for K, _ in self._fits.values()), zero)
         rows = [self._fits.get(k, (none, none - 2)) for k in range(T)]
         gain, bias = (torch.stack(column) for column in zip(*rows, strict=True))

@@ -317,7 +317,7 @@ class Policy:
             tensors |= {f"profile.{name}": t for name, t in self.profile._tensors().items()}
         origin = write_expert_steps(self.provenance, self.expert_steps)
         if self.target_psnr is not None:
-            origin[_TARGET_PSNR] = f"{self.target_psnr:g}"
+            origin[_TARGET_PSNR] = _write_target(self.target_psnr)
         fields = {
             "fingerprint": self.fingerprint._to_json(),
             "plan": record | {"compute_steps": self.compute_steps, "method": self.method},
@@ -352,6 +352,11 @@ def _read_target(value: str | None) -> float | None:
         return check_number("target_psnr", float(value))
     except ValueError:
         raise FormatError(f"the provenance {_TARGET_PSNR!r} must be a number") from None
+
+
+def _write_target(value: float) -> str:
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)  # six digits may not be enough
 
 
 def _check_plan(plan: object, num_steps: int) -> None:

@@ -316,7 +316,7 @@ def read_expert_steps(provenance: Mapping[str, str]) -> tuple[tuple[int, ...], d
         >>> read_expert_steps({"first steps of networks": "0 4", "seed": "1"})
         ((4,), {'seed': '1'})
     """
-    rest = dict(provenance)
+    rest = check_strings("provenance", provenance)
     words = rest.pop(_EXPERT_STEPS, "").split()
     if not all(word.isascii() and word.isdigit() and len(word) < 6 for word in words):
         raise FormatError(f"the provenance {_EXPERT_STEPS!r} must list step numbers")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ertacache.core.gram import RunStatistics
-from ertacache.core.plan import PaperPlan, TrajectoryPlan
+from ertacache.core.plans import PaperPlan, TrajectoryPlan
 from ertacache.formats.fingerprint import Fingerprint, hash_config, hash_sigmas
 from ertacache.formats.policy import Policy, ValidationRow
 from ertacache.formats.profile import Profile, ProfiledPrompt
@@ -34,7 +34,8 @@ def symmetric(*shape: int, start: int = 1) -> Tensor:
     return upper + upper.triu(1).mT
 
 
-def table(num_steps: int = 4) -> Tensor:
+def schedule(num_steps: int = 4) -> Tensor:
+    """The sigma schedule of so many steps."""
     if num_steps == 4:
         return torch.tensor(SIGMAS, dtype=torch.float64)
     return torch.linspace(1, 0, num_steps + 1, dtype=torch.float64)
@@ -54,7 +55,7 @@ def fingerprint(num_steps: int = 4, **changes: object) -> Fingerprint:
             "y": True,
         },
         "num_steps": num_steps,
-        "sigmas_hash": hash_sigmas(table(num_steps)),
+        "sigmas_hash": hash_sigmas(schedule(num_steps)),
         "guidance": 3.5,
         "dtype": "float32",
         "latent_shape": (3, 2, 2),
@@ -81,17 +82,24 @@ def golden_profile(num_steps: int = 4, num_prompts: int = 2, *, first_seed: int 
     prompts = tuple(ProfiledPrompt(texts[k % 2], first_seed + k) for k in range(num_prompts))
     return Profile(
         fingerprint=fingerprint(num_steps),
-        sigmas=table(num_steps),
+        sigmas=schedule(num_steps),
         nominal=numbers(num_steps, 2, start=-3),
         statistics=statistics(num_steps, num_prompts, start=1 + first_seed),
         prompts=prompts,
     )
 
 
-def golden_known_profile() -> Profile:
-    """A profile that tells where it comes from."""
+def golden_traced_profile() -> Profile:
+    """A profile with provenance."""
     origin = {"command": "ertacache profile emoji-flux", "call": "num_inference_steps=4"}
     return replace(golden_profile(), provenance=origin)
+
+
+def trajectory_plan(
+    compute_steps: tuple[int, ...], latent: Tensor, outputs: Tensor
+) -> TrajectoryPlan:
+    """A plan from the two tensors of a file, shapes (T,) and (T, H)."""
+    return TrajectoryPlan(compute_steps, torch.cat([latent[:, None], outputs], dim=1)[:, None])
 
 
 def golden_policy(*, profile: bool = False) -> Policy:
@@ -101,8 +109,8 @@ def golden_policy(*, profile: bool = False) -> Policy:
         ValidationRow("fewer steps", 4, math.inf, 1.0, 24),
     )
     return Policy(
-        TrajectoryPlan((0, 1, 3), numbers(4), numbers(4, 3, start=-6)),
-        table(),
+        trajectory_plan((0, 1, 3), numbers(4), numbers(4, 3, start=-6)),
+        schedule(),
         fingerprint=fingerprint(),
         predicted_error=0.001,
         validation=rows,
@@ -117,14 +125,22 @@ def golden_paper_policy(*gain_shape: int, rectified: bool = True) -> Policy:
     gain = numbers(4, *shape, start=-4) if rectified else None
     bias = numbers(4, *shape, start=2) if rectified else None
     plan = PaperPlan((0, 1, 3), "residual", adjusted, gain, bias)
-    return Policy(plan, table(), fingerprint=fingerprint(guidance=None))
+    return Policy(plan, schedule(), fingerprint=fingerprint(guidance=None))
+
+
+def expert_policy() -> Policy:
+    """A policy of a pipeline with two networks, calibrated for a PSNR; it has no golden file."""
+    profile = replace(golden_profile(), expert_steps=(3,))
+    return replace(
+        golden_policy(), target_psnr=42.5, expert_steps=profile.expert_steps, profile=profile
+    )
 
 
 GOLDEN = {
     "policy-v1.safetensors": lambda: golden_policy(profile=True),
     "paper-policy-v1.safetensors": golden_paper_policy,
     "profile-v1.safetensors": golden_profile,
-    "profile-v2.safetensors": golden_known_profile,
+    "profile-v2.safetensors": golden_traced_profile,
 }
 
 

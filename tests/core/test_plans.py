@@ -1,0 +1,159 @@
+"""Plans that cannot be run are refused; compute schedules and numbers of computed steps."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ertacache.core.flows import shifted_sigmas
+from ertacache.core.plans import (
+    PaperPlan,
+    TrajectoryPlan,
+    check_compute_steps,
+    step_strip,
+    steps_for_speedup,
+    uniform_schedule,
+)
+
+SIGMAS = shifted_sigmas(4)
+Z = torch.ones(4, 1, 3, dtype=torch.float64)
+
+
+def test_a_plan_knows_its_sizes() -> None:
+    plan = TrajectoryPlan((0, 2), Z)
+    assert (plan.num_steps, plan.history) == (4, 2)
+    plan.check_shape((3, 64, 64))
+    assert PaperPlan((0, 3), "residual", SIGMAS).num_steps == 4
+
+
+@pytest.mark.parametrize(
+    ("steps", "sentence"),
+    [
+        ((), "step 0 must be computed"),
+        ((1, 2), "step 0 must be computed"),
+        ((0, 2, 2), "strictly increasing"),
+        ((0, 4), "holds 4, but the run has 4 steps"),
+    ],
+)
+def test_compute_schedules_that_cannot_be_run(steps: tuple[int, ...], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        check_compute_steps(steps, 4)
+    with pytest.raises(ValueError, match=sentence):
+        TrajectoryPlan(steps, Z)
+    with pytest.raises(ValueError, match=sentence):
+        PaperPlan(steps, "residual", SIGMAS)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (0, 1, 3), (4, 2, 3), (4, 1, 1)])
+def test_coefficients_of_another_shape(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"shape \(T, 1, 1 \+ H\)"):
+        TrajectoryPlan((0,), torch.ones(shape, dtype=torch.float64))
+
+
+def test_coefficients_that_are_not_numbers() -> None:
+    broken = Z.clone()
+    broken[1, 0, 2] = torch.inf
+    with pytest.raises(ValueError, match="not finite"):
+        TrajectoryPlan((0, 2), broken)
+    with pytest.raises(ValueError, match=r"float64, got torch\.float32"):
+        TrajectoryPlan((0, 2), Z.float())
+
+
+def test_the_papers_plans_that_cannot_be_run() -> None:
+    zeros = torch.zeros(4, dtype=torch.float64)
+    for sentence, arguments in {
+        "computes the last step": ((0, 2), "residual", SIGMAS),
+        "must not increase": ((0, 3), "residual", SIGMAS.flip(0)),
+        r"shape \(T \+ 1,\)": ((0, 3), "residual", SIGMAS[None]),
+        "'residual' or 'velocity'": ((0, 3), "features", SIGMAS),
+        "come together": ((0, 3), "residual", SIGMAS, zeros),
+        r"must have shape \(4, ...\)": ((0, 3), "residual", SIGMAS, zeros[1:], zeros[1:]),
+        "bias holds a number that is not finite": (
+            (0, 3),
+            "residual",
+            SIGMAS,
+            zeros,
+            zeros / 0,
+        ),
+    }.items():
+        with pytest.raises(ValueError, match=sentence):
+            PaperPlan(*arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("own", "shape", "fits"),
+    [
+        ((), (3, 8, 8), True),
+        ((3, 1, 1), (3, 8, 8), True),
+        ((3, 8, 8), (3, 8, 8), True),
+        ((3, 8, 8), (3, 9, 8), False),
+        ((2, 1, 1), (3, 8, 8), False),
+        ((1, 3, 1, 1), (3, 8, 8), False),
+    ],
+)
+def test_a_rectification_fits_a_latent_or_not(
+    own: tuple[int, ...], shape: tuple[int, ...], fits: bool
+) -> None:
+    gain = torch.zeros(4, *own, dtype=torch.float64)
+    plan = PaperPlan((0, 3), "residual", SIGMAS, gain, gain)
+    if fits:
+        plan.check_shape(shape)
+        return
+    with pytest.raises(ValueError, match="generate at the calibrated size"):
+        plan.check_shape(shape)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "speedup", "steps"),
+    [
+        (30, 1.0, 30),
+        (30, 2.0, 15),
+        (30, 2.8, 10),  # at least 2.8 times: not 11
+        (50, 3.0, 16),
+        (30, 30 / 7, 7),  # a ratio that is not exact in binary
+        (30, 15.0, 2),
+    ],
+)
+def test_a_speedup_is_the_most_steps_that_reach_it(
+    num_steps: int, speedup: float, steps: int
+) -> None:
+    assert steps_for_speedup(num_steps, speedup) == steps
+
+
+@pytest.mark.parametrize("speedup", [0.5, 15.1, float("nan")])
+def test_a_speedup_outside_the_run_is_refused(speedup: float) -> None:
+    with pytest.raises(ValueError, match=r"speedup must be between 1 and 15, got"):
+        steps_for_speedup(30, speedup)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.integers(2, 200).flatmap(lambda T: st.tuples(st.just(T), st.integers(2, T))))
+def test_every_number_of_steps_is_that_of_its_own_speedup(size: tuple[int, int]) -> None:
+    num_steps, budget = size
+    assert steps_for_speedup(num_steps, num_steps / budget) == budget
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.integers(2, 200).flatmap(lambda T: st.tuples(st.just(T), st.integers(2, T))))
+def test_uniform_schedule_is_even(size: tuple[int, int]) -> None:
+    num_steps, budget = size
+    steps = uniform_schedule(num_steps, budget)
+    gaps = [b - a for a, b in pairwise(steps)]
+    assert len(steps) == budget
+    assert (steps[0], steps[-1]) == (0, num_steps - 1)
+    assert min(gaps) >= 1
+    assert max(gaps) - min(gaps) <= 1
+
+
+@pytest.mark.parametrize("budget", [0, 11])
+def test_uniform_schedule_refuses_a_budget_outside_the_run(budget: int) -> None:
+    with pytest.raises(ValueError, match="between 1 and 10"):
+        uniform_schedule(10, budget)
+
+
+def test_a_strip_has_one_character_per_step() -> None:
+    assert step_strip((0, 1, 4), 6) == "██··█·"
