@@ -65,7 +65,7 @@ def test_the_page_says_where_it_is_ahead(benchmark: Load) -> None:
     assert "everywhere but at no guidance, 64 x 48, batch 1." in table
     assert "| guidance | none | 64 x 48 | 1 | refused | | no |" in table
     assert tables.transfer_table([]) == "Not measured yet."
-    with pytest.raises(ValueError, match="not one place"):
+    with pytest.raises(ValueError, match="exactly one place"):
         tables.fill("transfer", "a page without", [])
 
 

@@ -1,4 +1,4 @@
-"""The parts of `emoji-opensora`, untrained: training computes what the pipeline computes."""
+"""The components of `emoji-opensora`, untrained: training and pipeline compute the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CALL = {"height": 32, "width": 32, "num_frames": 17}
 
 @pytest.fixture(autouse=True)
 def _no_font(monkeypatch: pytest.MonkeyPatch):
-    """Glyphs of noise, so that no font has to be there."""
+    """Glyphs of noise, so that no font is needed."""
     glyphs = torch.rand(len(SUBJECTS), 4, 72, 72, generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr("training.data._glyphs", lambda: glyphs)
     yield
@@ -39,7 +39,7 @@ def _no_font(monkeypatch: pytest.MonkeyPatch):
 def parts() -> OpenSoraParts:
     torch.manual_seed(0)
     built = DENOISERS["emoji-opensora"].build()
-    for module in built.modules.values():  # what begins as zero would hide a difference
+    for module in built.modules.values():  # zero-initialised layers would hide a difference
         for parameter in module.parameters():
             if parameter.requires_grad and not parameter.any():
                 torch.nn.init.normal_(parameter, std=0.05)
@@ -61,7 +61,7 @@ def basis() -> PatchBasis:
 
 
 def test_first_call_of_the_pipeline_is_predict(parts: OpenSoraParts, pipe: OpenSoraPipeline):
-    """Both halves of the batch: the prompts, and the empty text that guidance steers away from."""
+    """Both halves of the batch: the prompts, and the null text that guidance steers away from."""
     calls = []
 
     def keep(_module, _args, given, output):
@@ -99,7 +99,7 @@ def test_levels_and_steps_are_those_of_the_scheduler(parts: OpenSoraParts, pipe:
     torch.testing.assert_close(wanted, found, rtol=1e-4, atol=1e-4)
 
 
-def test_target_leads_from_noise_to_data(parts: OpenSoraParts, pipe: OpenSoraPipeline):
+def test_target_points_from_noise_to_data(parts: OpenSoraParts, pipe: OpenSoraPipeline):
     data, noise = torch.randn(2, 1, 16, 5, 8, 8)
     half = torch.tensor(500.0)
     a, s = parts.objective.factors(half)
@@ -115,7 +115,7 @@ def test_target_leads_from_noise_to_data(parts: OpenSoraParts, pipe: OpenSoraPip
         torch.testing.assert_close(end, wanted)
 
 
-def test_a_dropped_caption_keeps_its_length_and_nothing_else(parts: OpenSoraParts):
+def test_a_dropped_caption_keeps_only_its_length(parts: OpenSoraParts):
     latents, level = torch.randn(1, 16, 5, 8, 8).expand(3, -1, -1, -1, -1), torch.full((3,), 500.0)
     captions = [PROMPTS[0], PROMPTS[0].replace("star", "cat"), PROMPTS[0] + " a"]
     ids = parts.drop(torch.ones(3, dtype=torch.bool), parts.tokenize(captions), ())
@@ -125,11 +125,11 @@ def test_a_dropped_caption_keeps_its_length_and_nothing_else(parts: OpenSoraPart
     assert not torch.allclose(one, longer, atol=1e-5)
 
 
-def test_cleaning_and_length_leave_every_caption_whole(parts: OpenSoraParts):
+def test_cleaning_and_truncation_keep_every_caption(parts: OpenSoraParts):
     captions = [caption(s) for split in ("train", "test") for s in scenes(split, video=True)]
     assert [c for c in captions if clean_prompt(c) != c] == []
     tokens, mask = parts.tokenize(captions)
-    assert mask[:, -1].sum() == 0  # none is cut off
+    assert mask[:, -1].sum() == 0  # none is truncated
     assert (tokens == parts.tokenizer.unk_token_id).sum() == 0
     assert set(" ".join(captions).split()) <= set(all_words())
 
@@ -194,8 +194,8 @@ def test_task_drops_through_the_parts(parts: OpenSoraParts, basis: PatchBasis, m
     assert (mask.sum(1) > 1).all()
 
 
-def test_heads_begin_by_looking_at_certain_frames(parts: OpenSoraParts) -> None:
-    """The frame before, the one behind, the first and the last, whatever the content."""
+def test_heads_are_initialised_to_attend_to_certain_frames(parts: OpenSoraParts) -> None:
+    """The previous, the next, the first and the last frame, for any content."""
     transformer = parts.modules["transformer"]
     look_around(transformer)
     attention, frames = transformer.temporal_blocks[0].attn, 5
@@ -203,8 +203,8 @@ def test_heads_begin_by_looking_at_certain_frames(parts: OpenSoraParts) -> None:
     query, key, _ = attention.qkv(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
     rotary = transformer.rope(frames)
     query, key = rotate(attention.q_norm(query), rotary), rotate(attention.k_norm(key), rotary)
-    looked = (query @ key.transpose(-1, -2))[0].argmax(-1)
-    assert looked[0, 1:].tolist() == [0, 1, 2, 3]
-    assert looked[1, :4].tolist() == [1, 2, 3, 4]
-    assert looked[2].tolist() == [0] * 5
-    assert looked[3].tolist() == [4] * 5
+    attended = (query @ key.transpose(-1, -2))[0].argmax(-1)
+    assert attended[0, 1:].tolist() == [0, 1, 2, 3]
+    assert attended[1, :4].tolist() == [1, 2, 3, 4]
+    assert attended[2].tolist() == [0] * 5
+    assert attended[3].tolist() == [4] * 5
