@@ -1,8 +1,8 @@
-"""The tables of ``ertacache bench`` as Markdown: per model what every method costs and keeps.
+"""The tables of ``ertacache bench`` as Markdown: cost and fidelity of every method per model.
 
 Reads ``results/bench-MODEL.json``, runs nothing. Each model gets a sentence per budget on where our
-method leads, made from the rows, then one table per budget with the paper's columns, the ablation,
-and the methods that do not apply. ``tables.py`` writes it all into ``docs/benchmark.md``.
+method leads, derived from the rows, then one table per budget with the paper's columns, the
+ablation, and the methods that do not apply. ``tables.py`` writes it all into ``docs/benchmark.md``.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ertacache.models import MODELS
 from ertacache.report.tables import best_first
 
 OURS = "trajectory"
-TOLERANCE = 0.05  # how far a rival's FLOPs may be from ours to be compared, relative
+TOLERANCE = 0.05  # relative difference in FLOPs within which a baseline is compared with ours
 SUMMARY = (2.0, 3.0)  # budgets of the first page
-MOST = 3  # rivals named in a sentence
+MOST = 3  # baselines named in a sentence
 # Name in a table: fields of a mean and the ends of its interval, digits, whether more is better.
 METRICS = {
     "PSNR": (("psnr_db", "psnr_low", "psnr_high"), 2, True),
     "SSIM": (("ssim", "ssim_low", "ssim_high"), 5, True),
     "LPIPS": (("lpips", "lpips_low", "lpips_high"), 6, False),
 }
-# Columns that only pictures, or only videos, have.
+# Columns of images only, or of videos only.
 REALISM = {"FID ↓": "fid", "flickering ↑": "flickering"}
 # The paper's ablation, part by part, then ours.
 PARTS = {
@@ -125,20 +125,20 @@ def model_section(rows: Sequence[BenchRow]) -> str:
     for budget in budgets:
         parts += [f"#### {rows[0].model} at {budget:g}x", main_table(by_budget[budget])]
     parts += [f"#### {rows[0].model}: ablation", ablation_table(ran)]
-    silent = [row for row in rows if row.why_not is not None]
-    if silent:
-        parts += [f"#### {rows[0].model}: not applicable", reasons(silent)]
+    inapplicable = [row for row in rows if row.why_not is not None]
+    if inapplicable:
+        parts += [f"#### {rows[0].model}: not applicable", reasons(inapplicable)]
     return "\n\n".join(parts)
 
 
 def main_table(rows: Sequence[BenchRow]) -> str:
-    """The paper's columns at one budget, the closest to the full run first."""
+    """The paper's columns at one budget, the highest fidelity first."""
     more = {
         title: name
         for title, name in REALISM.items()
         if any(getattr(row, name) is not None for row in rows)
     }
-    head = ["method", "turned to", "FLOPs", "speed-up", "latency, s", *more]
+    head = ["method", "setting", "FLOPs", "speed-up", "latency, s", *more]
     head += ["LPIPS ↓ (95 %)", "SSIM ↑ (95 %)", "PSNR ↑, dB (95 %)", "cached, kB"]
     lines = [f"| {' | '.join(head)} |", "|---|---|" + "--:|" * (len(head) - 2)]
     for row in best_first(rows):
@@ -179,22 +179,24 @@ def reasons(rows: Sequence[BenchRow]) -> str:
 
 
 def verdict(rows: Sequence[BenchRow]) -> str:
-    """Where ours leads at one budget and where it does not; nothing if ours did not run."""
+    """Where ours leads at one budget and where it does not; empty if ours did not run."""
     ours = next((row for row in rows if row.method == OURS), None)
     if ours is None or ours.flops_ratio is None:
         return ""
     others = [row for row in rows if not row.method.startswith(OURS)]
     margin = TOLERANCE * ours.flops_ratio
-    rivals = [r for r in others if (r.flops_ratio or 0.0) <= ours.flops_ratio + margin]
+    baselines = [r for r in others if (r.flops_ratio or 0.0) <= ours.flops_ratio + margin]
     apart = [r for r in others if abs((r.flops_ratio or 0.0) - ours.flops_ratio) > margin]
-    found = [(metric, _standing(ours, rivals, metric, apart)) for metric in METRICS]
+    found = [(metric, _standing(ours, baselines, metric, apart)) for metric in METRICS]
     clear = [metric for metric, state in found if state == "clear"]
     parts = []
     if clear:
-        parts.append(f"leads in {_list(clear)} with an interval apart from every rival's")
+        parts.append(f"leads in {_list(clear)} with an interval apart from every baseline's")
     parts += [f"{state} in {metric}" for metric, state in found if state not in ("", "clear")]
-    text = f"At {ours.budget:g}x trajectory {'; '.join(parts) or 'has no rival'}."
-    text += _leads(ours, rivals)
+    text = (
+        f"At {ours.budget:g}x trajectory {'; '.join(parts) or 'has no baseline to compare with'}."
+    )
+    text += _leads(ours, baselines)
     if apart:
         names = _list([f"*{row.method}* ({row.flops_ratio:.2f})" for row in apart])
         text += f" Of another cost than trajectory ({ours.flops_ratio:.2f} of the FLOPs), and "
@@ -202,26 +204,26 @@ def verdict(rows: Sequence[BenchRow]) -> str:
     return text
 
 
-def _leads(ours: BenchRow, rivals: Sequence[BenchRow]) -> str:
-    """How far ours is ahead prompt by prompt, of each rival whose interval overlaps."""
-    told = []
+def _leads(ours: BenchRow, baselines: Sequence[BenchRow]) -> str:
+    """How far ours is ahead prompt by prompt, of each baseline whose interval overlaps."""
+    leads = []
     mine = interval(ours, "PSNR")
-    for row in best_first(rivals):
+    for row in best_first(baselines):
         other = interval(row, "PSNR")
         if mine is None or other is None or row.lead_db is None:
             continue
         if mine[1] <= other[2] and other[1] <= mine[2]:
             lead = f"{row.lead_db:+.1f} dB ({row.lead_low:+.1f} to {row.lead_high:+.1f})"
-            told.append(f"{lead} from *{row.method}*")
-    return f" Prompt by prompt its PSNR is {_list(told)}." if told else ""
+            leads.append(f"{lead} from *{row.method}*")
+    return f" Prompt by prompt its PSNR is {_list(leads)}." if leads else ""
 
 
 def _standing(
-    ours: BenchRow, rivals: Sequence[BenchRow], metric: str, apart: Sequence[BenchRow]
+    ours: BenchRow, baselines: Sequence[BenchRow], metric: str, apart: Sequence[BenchRow]
 ) -> str:
-    """``"clear"``, or in words who is as good or better; nothing where nothing was measured.
+    """``"clear"``, or in words which methods are as good or better; empty if not measured.
 
-    Of the rivals, those that also stand in ``apart`` cost less: they count where they are ahead.
+    Baselines that are also in ``apart`` cost less: they count only where they are ahead.
     """
     mine = interval(ours, metric)
     if mine is None:
@@ -229,22 +231,22 @@ def _standing(
     sign = 1.0 if METRICS[metric][2] else -1.0
     measured = [
         (row.method, found)
-        for row in rivals
+        for row in baselines
         if (found := interval(row, metric))
         and (row not in apart or sign * (found[0] - mine[0]) > 0)
     ]
     if not measured:
         return ""
-    measured.sort(key=lambda rival: -sign * rival[1][0])
+    measured.sort(key=lambda one: -sign * one[1][0])
     ahead = [name for name, other in measured if sign * other[0] > sign * mine[0]]
     near = [name for name, other in measured if mine[1] <= other[2] and other[1] <= mine[2]]
     clearly = [name for name in ahead if name not in near]
     if clearly:
-        return f"is behind {_rivals(clearly)} (intervals apart)"
+        return f"is behind {_names(clearly)} (intervals apart)"
     if ahead:
-        return f"is behind {_rivals(ahead)} (intervals overlap)"
+        return f"is behind {_names(ahead)} (intervals overlap)"
     if near:
-        return f"has the best mean, with an interval that overlaps that of {_rivals(near)},"
+        return f"has the best mean, with an interval that overlaps that of {_names(near)},"
     return "clear"
 
 
@@ -267,8 +269,8 @@ def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def _rivals(names: Sequence[str]) -> str:
-    """Methods in a sentence, the best first; their names have commas. The tables show them all."""
+def _names(names: Sequence[str]) -> str:
+    """Methods in a sentence, the best first; the tables list all of them."""
     shown = [f"*{name}*" for name in names[:MOST]]
     return _list([*shown, f"{len(names) - MOST} more"] if len(names) > MOST else shown)
 

@@ -1,6 +1,6 @@
-"""How alike prompts are from step to step, and what TeaCache makes of it.
+"""Step-to-step changes across prompts, and how well TeaCache estimates them.
 
-The counterpart of the paper's figure on L1 distances. On untouched runs of held-out prompts, for
+The counterpart of the paper's figure on L1 distances. On full runs of held-out prompts, for
 each prompt and from each step to the next:
 
 - ``residual``: relative L1 change of the residual v - x, which the paper reuses;
@@ -44,10 +44,10 @@ from ertacache.models import MODELS, load_pipeline, load_prompts
 
 
 class Watch:
-    """What every step leaves: modulated input and output of the first call, and the residual."""
+    """Modulated input and output of the first call, and the residual, of every step."""
 
     def __init__(self, pipe: Any, undo: ExitStack) -> None:
-        """Listen until ``undo`` is closed."""
+        """Observe until ``undo`` is closed."""
         self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
         self.residuals: list[Tensor] = []
@@ -135,7 +135,7 @@ def make_row(
         "estimate_with_residual": alike(estimate, residual),
         "estimate_with_output": alike(estimate, output),
         "spread_over_prompts": round((residual.std(0) / residual.mean(0)).mean().item(), 4),
-        # How far the estimate is from what it stands for, early and late in the run.
+        # Ratio of the estimate to the estimated change, early and late in the run.
         "estimate_over_output_first_third": _ratio(estimate, output, slice(0, third)),
         "estimate_over_output_last_third": _ratio(estimate, output, slice(-third, None)),
     }
@@ -160,15 +160,15 @@ def measure_model(name: str, options: argparse.Namespace) -> Row | None:
 
     learn = partial(_run_all, run, list(split_runs(fitted, options.batch)))
     polynomial = TeaCache().calibrate(pipe, learn).polynomial
-    judged = number_runs(load_prompts(name, "heldout")[: options.heldout], HELDOUT_SEED)
-    tell, found = show_progress(name), []
+    heldout = number_runs(load_prompts(name, "heldout")[: options.heldout], HELDOUT_SEED)
+    report, found = show_progress(name), []
     with ExitStack() as undo:
         watch = Watch(pipe, undo)
-        for batch in split_runs(judged, options.batch):
+        for batch in split_runs(heldout, options.batch):
             run(batch)
             residual, output, given = watch.take(len(batch))
             found.append((residual, output, evaluate_all(polynomial, given)))
-            tell(sum(len(part[0]) for part in found), len(judged))
+            report(sum(len(part[0]) for part in found), len(heldout))
     residual, output, estimate = (torch.cat(parts) for parts in zip(*found, strict=True))
     return make_row(name, residual, output, estimate, polynomial)
 

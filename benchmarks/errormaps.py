@@ -1,12 +1,12 @@
 """Where each method departs from the full run: maps of the difference, on held-out prompts.
 
-The counterpart of the paper's pictures of the cache error. Ours, the paper's method, TeaCache and
-fewer steps are prepared as in ``ertacache bench`` and turned to half of the network's FLOPs. For a
-few held-out prompts the picture shows the full run, then the absolute difference of each method's
+The counterpart of the paper's images of the cache error. Ours, the paper's method, TeaCache and
+fewer steps are prepared as in ``ertacache bench`` and set to half of the network's FLOPs. For a
+few held-out prompts the image shows the full run, then the absolute difference of each method's
 result, the same gain for all; of a video, frames from its beginning, middle and end. Draws
 ``docs/images/error-maps-MODEL.png`` and writes one row per model into ``results/errormaps.json``:
-the prompts, the gain, and for each method what it was turned to, its PSNR and its largest
-difference on these very prompts. The last line of standard output is the JSON of the rows,
+the prompts, the gain, and for each method its setting, its PSNR and its largest
+difference on these prompts. The last line of standard output is the JSON of the rows,
 compact.
 
     python benchmarks/errormaps.py                      # every bundled model
@@ -37,16 +37,16 @@ from ertacache.pictures import difference, grid
 
 BUDGET = 2.0
 POLICIES = ("trajectory", "paper")
-RIVALS = ("TeaCache", "fewer steps")
-SIDE = 128  # pixels that a picture is drawn wide, about
+COMPARED = ("TeaCache", "fewer steps")
+SIDE = 128  # approximate width of an image in pixels
 FRAMES = 3  # of a video
 
 
 def entries(work: Workload) -> Iterator[Entry]:
-    """Every method at half of the FLOPs; those that do not apply are left out."""
+    """Every method at half of the FLOPs; inapplicable methods are left out."""
     journal = Journal(None, {})
     yield from policy_entries(work, [BUDGET], POLICIES, journal)
-    for name in RIVALS:
+    for name in COMPARED:
         for entry in rival_entries(work, [BUDGET], BASELINES[name], journal):
             if entry.attach is None:
                 print(f"{name}: {entry.why_not}")
@@ -55,7 +55,7 @@ def entries(work: Workload) -> Iterator[Entry]:
 
 
 def stills(result: Tensor) -> Tensor:
-    """Pictures as they are; of videos (B, F, 3, H, W) the first, middle and last frame, in a row.
+    """Images unchanged; of videos (B, F, 3, H, W) the first, middle and last frame, in a row.
 
     Example:
         >>> stills(torch.zeros(2, 17, 3, 8, 8)).shape
@@ -68,22 +68,22 @@ def stills(result: Tensor) -> Tensor:
 
 
 def compare(work: Workload, gain: float) -> tuple[list[tuple[str, Tensor]], list[Row]]:
-    """The rows of the picture, and what was measured of each method."""
-    truth, _ = work.generate(work.heldout)
-    drawn, rows = [("full run", stills(truth))], []
+    """The rows of the image, and the measurements of each method."""
+    full, _ = work.generate(work.heldout)
+    drawn, rows = [("full run", stills(full))], []
     for entry in entries(work):
         assert entry.attach is not None
         with entry.attach():
             result, _ = work.generate(work.heldout)
-        near = psnr(result, truth).mean().item()
+        near = psnr(result, full).mean().item()
         title = f"{entry.method}: difference x {gain:g}, {near:.1f} dB"
-        drawn.append((title, difference(stills(result), stills(truth), gain=gain)))
+        drawn.append((title, difference(stills(result), stills(full), gain=gain)))
         rows.append(
             {
                 "method": entry.method,
                 "knob": entry.knob,
                 "psnr_db": round(near, 2),
-                "largest_difference": round((result - truth).abs().max().item(), 4),
+                "largest_difference": round((result - full).abs().max().item(), 4),
             }
         )
         print(title, flush=True)
@@ -91,7 +91,7 @@ def compare(work: Workload, gain: float) -> tuple[list[tuple[str, Tensor]], list
 
 
 def measure_model(name: str, options: argparse.Namespace) -> Row:
-    """The picture and the row of a model."""
+    """The image and the row of a model."""
     model: Any = MODELS[name]
     count = options.prompts if model.num_frames is None else max(1, options.prompts // 2)
     prompts = load_prompts(name, "heldout")[:count]
@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--calibration", type=int, default=8, help="calibration prompts")
     parser.add_argument("--prompts", type=int, default=6, help="held-out prompts; videos half")
     parser.add_argument("--batch", type=int, default=8, help="prompts per call")
-    parser.add_argument("--gain", type=float, default=16.0, help="how much differences are raised")
+    parser.add_argument("--gain", type=float, default=16.0, help="amplification of differences")
     parser.add_argument("--results", type=Path, default=RESULTS / "errormaps.json")
     parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images")
     options = parser.parse(arguments)

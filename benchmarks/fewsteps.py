@@ -1,8 +1,8 @@
-"""What is left to gain when a run has only a few steps, as those of distilled models have.
+"""The gain of a policy when a run has only a few steps, as those of distilled models do.
 
 The bundled models are not distilled; they are run with 4, 6 and 8 steps. At each, a policy is made
 for every number of computed steps from half of them to all but one, and ``calibrate`` measures it
-beside plain reuse and fewer steps on held-out prompts and gives its verdict.
+against plain reuse and fewer steps on held-out prompts and recommends it or not.
 
 Writes its rows into ``results/fewsteps.json``, in place of older rows of the same models.
 
@@ -24,8 +24,8 @@ from ertacache.models import MODELS, load_pipeline, load_prompts
 STEPS = (4, 6, 8)
 
 
-def judge(pipe: Any, name: str, steps: int, computed: int, options: argparse.Namespace) -> Row:
-    """One policy and its verdict."""
+def evaluate(pipe: Any, name: str, steps: int, computed: int, options: argparse.Namespace) -> Row:
+    """One policy and whether it is recommended."""
     policy = calibrate(
         pipe,
         load_prompts(name, "calibration")[: options.calibration],
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
         pipe, rows = load_pipeline(name), []
         for steps in STEPS:
             for computed in range(steps - 1, steps // 2 - 1, -1):
-                rows.append(judge(pipe, name, steps, computed, options))
+                rows.append(evaluate(pipe, name, steps, computed, options))
                 print(rows[-1], flush=True)
         replace_rows(options.results, name, rows)
 

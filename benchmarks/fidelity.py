@@ -16,7 +16,7 @@ models and methods. The last line of standard output is the JSON of the rows, co
 
     python benchmarks/fidelity.py                       # every bundled model
     python benchmarks/fidelity.py emoji-wan emoji-cogvideox
-    python benchmarks/fidelity.py --methods trajectory  # and what stands beside it in every run
+    python benchmarks/fidelity.py --methods trajectory  # and the alternatives of every run
 """
 
 from __future__ import annotations
@@ -118,17 +118,17 @@ def network_policies(
         yield f"{NETWORK}{part}", make_policy(known, fit_paper_plan(pipe, walk, found, **options))
 
 
-def make_row(name: str, way: Way, shown: Tensor, *, truth: Tensor, full: Way) -> Row:
+def make_row(name: str, variant: Way, shown: Tensor, *, reference: Tensor, full: Way) -> Row:
     """One row of the results file."""
-    ours = way.policy is not None and way.name != "plain reuse"  # named with its speed-up
+    ours = variant.policy is not None and variant.name != "plain reuse"  # named with its speed-up
     return {
         "model": name,
-        "method": way.name.rsplit(" ", 1)[0] if ours else way.name,
+        "method": variant.name.rsplit(" ", 1)[0] if ours else variant.name,
         "steps": full.num_inference_steps,
-        "compute_steps": way.computed_steps,
-        **mean_row(way.decibels),
-        "ssim": round(ssim(shown, truth).mean().item(), 5),
-        "speedup": round(median(full.seconds) / median(way.seconds), 2),
+        "compute_steps": variant.computed_steps,
+        **mean_row(variant.decibels),
+        "ssim": round(ssim(shown, reference).mean().item(), 5),
+        "speedup": round(median(full.seconds) / median(variant.seconds), 2),
         "prompts": len(shown),
     }
 
@@ -142,21 +142,21 @@ def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
     policies = make_policies(
         pipe, made, call=call, batch_size=options.batch, groups=set(options.methods)
     )
-    ways = _distinct(ways_of(policies))
-    pictures: list[list[Tensor]] = [[] for _ in ways]
+    variants = _distinct(ways_of(policies))
+    results: list[list[Tensor]] = [[] for _ in variants]
     measure(
         pipe,
-        ways,
+        variants,
         number_runs(load_prompts(name, "heldout")[: options.heldout], HELDOUT_SEED),
         batch_size=options.batch,
         progress=show_progress(f"{name}: measure"),
         call=call,
-        observe=lambda way, _, result: pictures[ways.index(way)].append(result),
+        observe=lambda variant, _, result: results[variants.index(variant)].append(result),
     )
-    shown = [torch.cat(batches) for batches in pictures]
+    shown = [torch.cat(batches) for batches in results]
     rows = [
-        make_row(name, way, result, truth=shown[0], full=ways[0])
-        for way, result in zip(ways[1:], shown[1:], strict=True)
+        make_row(name, variant, result, reference=shown[0], full=variants[0])
+        for variant, result in zip(variants[1:], shown[1:], strict=True)
     ]
     return rows
 
@@ -168,11 +168,11 @@ def merge(old: list[Row], fresh: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (-row["compute_steps"], -row["psnr_db"]))
 
 
-def _distinct(ways: list[Way]) -> list[Way]:
-    """Alternatives at the two budgets only, not at the paper's odd numbers of computed steps."""
-    steps = ways[0].num_inference_steps
+def _distinct(variants: list[Way]) -> list[Way]:
+    """Alternatives at the two budgets only, not at the paper's numbers of computed steps."""
+    steps = variants[0].num_inference_steps
     budgets = {steps, *(int(steps / speedup + 1e-9) for speedup in SPEEDUPS)}
-    return [way for way in ways if way.name.startswith("paper") or way.computed_steps in budgets]
+    return [v for v in variants if v.name.startswith("paper") or v.computed_steps in budgets]
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,6 +1,6 @@
 """The tables, captions and sentences of ``docs/figures.md``, each from its results file.
 
-Runs nothing; ``tables.py`` writes them into the page. A plot is shown where its file is there.
+Runs nothing; ``tables.py`` writes them into the page. A plot is shown if its file exists.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from collections.abc import Callable, Sequence
 
 from rows import ROOT, Row
 
-IDEAL = 95.0  # percent of the ideal speed-up that the loop is meant to reach
+IDEAL = 95.0  # target of the loop, percent of the ideal speed-up
 EMPTY = "Not measured yet."
 
 
 def sections(rows: Sequence[Row], make: Callable[[list[Row]], list[str]]) -> str:
-    """One section per model, of the paragraphs that ``make`` gives."""
+    """One section per model, of the paragraphs that ``make`` returns."""
     models = dict.fromkeys(row["model"] for row in rows)
     parts = [[f"### {m}", *make([row for row in rows if row["model"] == m])] for m in models]
     return "\n\n".join(paragraph for part in parts for paragraph in part) or EMPTY
 
 
 def image(name: str, title: str) -> list[str]:
-    """A plot, if it is there."""
+    """A plot, if its file exists."""
     there = (ROOT / "docs" / "images" / name).exists()
     return [f"![{title}](images/{name})"] if there else []
 
 
 def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """Cells as Markdown; the first column is of words."""
+    """Cells as Markdown; the first column is left-aligned."""
     lines = [head, ["---", *["--:"] * (len(head) - 1)], *body]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -46,7 +46,7 @@ def _sensitivity(rows: list[Row]) -> list[str]:
     for budget in sorted({row["budget"] for row in rows}, reverse=True):
         here = [row for row in rows if row["budget"] == budget]
         head = f"**{budget} of {first['steps']} steps computed.**"
-        parts += [f"{head} {told}" if (told := steadiness(here)) else head, _numbers(here)]
+        parts += [f"{head} {text}" if (text := steadiness(here)) else head, _numbers(here)]
     return parts
 
 
@@ -71,8 +71,8 @@ def _numbers(rows: Sequence[Row]) -> str:
 
 
 def steadiness(rows: Sequence[Row]) -> str:
-    """What the number and the choice of prompts change, for ours and the paper's."""
-    told = []
+    """The effect of number and choice of prompts, for ours and the paper's."""
+    found = []
     for method in ("trajectory, no refit", "paper"):
         mine = sorted((r for r in rows if r["method"] == method), key=lambda r: r["prompts"])
         if len(mine) < 2:
@@ -86,10 +86,10 @@ def steadiness(rows: Sequence[Row]) -> str:
         if several:
             wide = max(several, key=lambda row: max(row["choices_db"]) - min(row["choices_db"]))
             gap = max(wide["choices_db"]) - min(wide["choices_db"])
-            text += f"; choices of as many prompts differ by {gap:.1f} dB at most"
+            text += f"; choices of equally many prompts differ by {gap:.1f} dB at most"
             text += f" (with {_prompts(wide)})"
-        told.append(f"{text}.")
-    return " ".join(text[0].upper() + text[1:] for text in told)
+        found.append(f"{text}.")
+    return " ".join(text[0].upper() + text[1:] for text in found)
 
 
 def _prompts(row: Row) -> str:
@@ -119,32 +119,32 @@ def _curves(rows: list[Row]) -> list[str]:
         "TeaCache's estimate and the network's output": "estimate_with_output",
     }
     body = [
-        [text, f"{row[key]['mean']:.2f}", f"{row[key]['lowest']:.2f}"]
-        for text, key in pairs.items()
+        [pair, f"{row[key]['mean']:.2f}", f"{row[key]['lowest']:.2f}"]
+        for pair, key in pairs.items()
     ]
     spread = 100 * row["spread_over_prompts"]
     early = row["estimate_over_output_first_third"]
     late = row["estimate_over_output_last_third"]
-    told = (
+    text = (
         f"{row['prompts']} held-out prompts, {row['steps']} steps; lines are means, bands hold "
         f"90 % of the prompts. The residual's change varies by {spread:.0f} % "
         "(standard deviation over prompts, mean over steps). TeaCache's estimate is "
         f"{early:.2f} times the change of the output in the first third of the steps and "
-        f"{late:.2f} times in the last. {astray(early, late)}"
+        f"{late:.2f} times in the last. {divergence(early, late)}"
     )
     head = ["correlation over steps", "mean over prompts", "lowest"]
-    return [told, *image(name, f"{title}, {row['model']}"), table(head, body)]
+    return [text, *image(name, f"{title}, {row['model']}"), table(head, body)]
 
 
-def astray(early: float, late: float) -> str:
-    """When TeaCache's estimate is farther off, from its ratio to what it stands for."""
+def divergence(early: float, late: float) -> str:
+    """When TeaCache's estimate is less accurate, from its ratio to the estimated change."""
     if abs(math.log(early)) < abs(math.log(late)):
-        return "As in the paper's figure, it goes astray late in the run."
-    return "In the paper's figure it goes astray late in the run; here it is farther off early."
+        return "As in the paper's figure, it diverges late in the run."
+    return "In the paper's figure it diverges late in the run; here it is less accurate early."
 
 
 def errormaps_table(rows: Sequence[Row]) -> str:
-    """Per model the picture, its prompts and its numbers."""
+    """Per model the image, its prompts and its numbers."""
     return sections(rows, _errormaps)
 
 
@@ -153,9 +153,9 @@ def _errormaps(rows: list[Row]) -> list[str]:
     name = f"error-maps-{row['model']}.png"
     prompts = "; ".join(f"“{prompt}”" for prompt in row["prompts"])
     frames = f", {row['frames']} frames of each" if row["frames"] else ""
-    told = (
-        f"Held-out prompts{frames}, from left to right: {prompts}. Differences are shown "
-        f"{row['gain']:g} times as strong as they are."
+    text = (
+        f"Held-out prompts{frames}, from left to right: {prompts}. Differences are "
+        f"amplified {row['gain']:g} times."
     )
     body = [
         [
@@ -166,19 +166,19 @@ def _errormaps(rows: list[Row]) -> list[str]:
         ]
         for one in row["methods"]
     ]
-    head = ["method", "turned to", "PSNR of these, dB", "largest difference, of 255"]
+    head = ["method", "setting", "PSNR of these, dB", "largest difference, of 255"]
     title = f"Where methods differ from the full run, {row['model']}"
-    return [told, *image(name, title), table(head, body)]
+    return [text, *image(name, title), table(head, body)]
 
 
 def overhead_table(rows: Sequence[Row]) -> str:
-    """Per model what the loop gains and what a reused step costs."""
+    """Per model the speed-up of the loop and the cost of a reused step."""
     return sections(rows, _overhead)
 
 
 def _overhead(rows: list[Row]) -> list[str]:
     first = rows[0]
-    told = (
+    text = (
         f"{first['steps']} steps, medians of {first['runs']} runs, {first['threads']} threads. The "
         f"full loop takes {first['full_seconds']:.2f} s, a computed step "
         f"{first['computed_step_ms']:.1f} ms; a reused step at most "
@@ -200,11 +200,11 @@ def _overhead(rows: list[Row]) -> list[str]:
     ]
     head = ["method", "computed", "loop, s", "speed-up", "ideal", "% of ideal"]
     head += ["% by step costs", "reused step, ms", "% of a computed step"]
-    return [told, table(head, body)]
+    return [text, table(head, body)]
 
 
 def expected(row: Row) -> float:
-    """The share of the ideal speed-up, in percent, that the costs of the two kinds of steps leave.
+    """The percentage of the ideal speed-up that follows from the costs of both kinds of steps.
 
     Example:
         >>> expected({"steps": 30, "compute_steps": 10, "reused_step_percent": 5.0})
@@ -216,7 +216,7 @@ def expected(row: Row) -> float:
 
 
 def shortfall(rows: Sequence[Row]) -> str:
-    """Which rows stay below what the loop is meant to reach."""
+    """The rows below the target of the loop."""
     low = [row for row in rows if row["percent_of_ideal"] < IDEAL]
     if not low:
         return f"All reach {IDEAL:g} % of the ideal."
@@ -229,7 +229,7 @@ def shortfall(rows: Sequence[Row]) -> str:
 
 
 def fewsteps_table(rows: Sequence[Row]) -> str:
-    """Per model what a policy gains when the run has a few steps only."""
+    """Per model the gain of a policy for runs of a few steps."""
     return sections(rows, _fewsteps)
 
 
@@ -240,7 +240,8 @@ def _fewsteps(rows: list[Row]) -> list[str]:
             str(row["compute_steps"]),
             f"{row['speedup']:.2f}",
             *(f"{row[key]:.1f}" for key in ("psnr_db", "plain_db", "fewer_db")),
-            "worth it" if row["verdict"] is None else row["verdict"],
+            # Older results files say "not worth it".
+            (row["verdict"] or "recommended").replace("not worth it", "not recommended"),
         ]
         for row in rows
     ]

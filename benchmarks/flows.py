@@ -46,7 +46,7 @@ PANELS = (
 
 @dataclass(frozen=True)
 class Result:
-    """A method's run on the held-out noise, and how many steps of it the network saw."""
+    """A method's run on the held-out noise, and its number of computed steps."""
 
     computed: int
     run: Trajectory
@@ -54,7 +54,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Case:
-    """A flow, its table, calibration noise (16 prompts of 64 points) and held-out noise."""
+    """A flow, its sigma schedule, calibration noise (16 prompts of 64 points), held-out noise."""
 
     flow: GaussianRing
     sigmas: Tensor
@@ -63,7 +63,7 @@ class Case:
 
 
 def make_case(radius: float, width: float, num_steps: int) -> Case:
-    """A uniform table; seeds 0 and 1."""
+    """A uniform sigma schedule; seeds 0 and 1."""
     flow = GaussianRing(radius, width)
     noise = flow.noise(16 * 64, seed=0).view(16, 64, 2)
     return Case(flow, shifted_sigmas(num_steps, 1.0), noise, flow.noise(2048, seed=1))
@@ -93,19 +93,19 @@ def run_methods(case: Case, budget: int) -> dict[str, Result]:
 
 
 def paper_plans(case: Case, steps: tuple[int, ...]) -> dict[str, PaperPlan]:
-    """The paper's parts on the schedule of its own policy, alone and together."""
+    """The paper's parts on the compute schedule of its own policy, alone and together."""
     velocity, sigmas, noise = case.flow.velocity, case.sigmas, case.calibration
     scales = calibrate_step_scales(velocity, noise, sigmas=sigmas, compute_steps=steps)
-    table = adjusted_sigmas(sigmas, scales)
+    adjusted = adjusted_sigmas(sigmas, scales)
     fits = [
         calibrate_rectification(velocity, noise, sigmas=used, compute_steps=steps)
-        for used in (sigmas, table)
+        for used in (sigmas, adjusted)
     ]
     return {
         "paper: policy": PaperPlan(steps, "residual", sigmas),
-        "paper: policy + timesteps": PaperPlan(steps, "residual", table),
+        "paper: policy + timesteps": PaperPlan(steps, "residual", adjusted),
         "paper: policy + rectification": PaperPlan(steps, "residual", sigmas, *fits[0]),
-        "paper: all three": PaperPlan(steps, "residual", table, *fits[1]),
+        "paper: all three": PaperPlan(steps, "residual", adjusted, *fits[1]),
     }
 
 

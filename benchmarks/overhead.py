@@ -1,12 +1,12 @@
-"""What the denoising loop really gains, and what a reused step costs, on a bundled model.
+"""The measured speed-up of the denoising loop and the cost of a reused step, on a bundled model.
 
 What it measures: seconds from the first call of the network to the end of the last step, for the
 full run and for policies of both methods at half and a third of the steps computed; and the time
 from the end of one step to the end of the next, on computed steps of the full run and on reused
 steps, where the network does not run and only the pipeline's loop and ertacache remain. Text
-encoding and decoding are left out. All ways take turns in every round, after one round that is not
-counted; times are medians, and the speed-up is the median over the rounds of the full run's time
-over the way's. Prompts and coefficients do not matter here, so one prompt is profiled.
+encoding and decoding are left out. All variants take turns in every round, after one round that is
+not counted; times are medians, and the speed-up is the median over the rounds of the full run's
+time over the variant's. Prompts and coefficients do not matter here, so one prompt is profiled.
 Writes its rows into ``results/overhead.json``, in place of older rows of the same model. The last
 line of standard output is the JSON of the rows, compact.
 
@@ -41,8 +41,8 @@ RESULTS = ROOT / "results" / "overhead.json"
 
 
 @dataclass
-class Way:
-    """One way of sampling, and its times in seconds, one list entry per counted run or step."""
+class Variant:
+    """One sampling variant, and its times in seconds, one list entry per counted run or step."""
 
     method: str
     policy: Policy | None
@@ -88,49 +88,53 @@ def reading(pipe: Any) -> Iterator[list[float]]:
 
 
 def now() -> float:
-    """The time, when an accelerator has done all that it was given."""
+    """The time after all queued work of an accelerator is done."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return perf_counter()
 
 
-def make_ways(pipe: Any, name: str, call: dict[str, Any]) -> list[Way]:
+def make_variants(pipe: Any, name: str, call: dict[str, Any]) -> list[Variant]:
     """The full run, and both methods at half and a third of the steps."""
     known = profile(pipe, load_prompts(name, "calibration")[:1], **call)
-    ways = [Way("full", None)]
+    variants = [Variant("full", None)]
     for speedup in (2.0, 3.0):
-        ways.append(Way("trajectory", solve(known, speedup=speedup)))
-        ways.append(Way("paper", solve(known, method="paper", speedup=speedup)))
-    return ways
+        variants.append(Variant("trajectory", solve(known, speedup=speedup)))
+        variants.append(Variant("paper", solve(known, method="paper", speedup=speedup)))
+    return variants
 
 
-def measure(pipe: Any, ways: list[Way], *, prompts: list[str], call: dict[str, Any]) -> None:
-    """Run all ways on every prompt in turn; the first prompt warms up and is not counted."""
+def measure(
+    pipe: Any, variants: list[Variant], *, prompts: list[str], call: dict[str, Any]
+) -> None:
+    """Run all variants on every prompt in turn; the first prompt warms up and is not counted."""
     for number, prompt in enumerate(prompts):
-        for way in ways:
+        for variant in variants:
             generator = torch.Generator().manual_seed(number)
-            attached: Any = nullcontext() if way.policy is None else attach(pipe, way.policy)
+            attached: Any = (
+                nullcontext() if variant.policy is None else attach(pipe, variant.policy)
+            )
             with attached, reading(pipe) as times:
                 pipe(prompt=prompt, generator=generator, output_type="latent", **call)
             if number:
-                way.note(times)
+                variant.note(times)
         print(f"{number + 1} of {len(prompts)}", end="\r", flush=True)
 
 
-def make_row(name: str, way: Way, full: Way) -> dict[str, Any]:
+def make_row(name: str, variant: Variant, full: Variant) -> dict[str, Any]:
     """One row of the results file."""
-    assert way.policy is not None
-    steps, computed = way.policy.num_steps, len(way.policy.compute_steps)
-    step, reused = median(full.computed), median(way.reused)
+    assert variant.policy is not None
+    steps, computed = variant.policy.num_steps, len(variant.policy.compute_steps)
+    step, reused = median(full.computed), median(variant.reused)
     # Round by round: what slows the machine down for a while slows both.
-    speedup = median(a / b for a, b in zip(full.loops, way.loops, strict=True))
+    speedup = median(a / b for a, b in zip(full.loops, variant.loops, strict=True))
     return {
         "model": name,
-        "method": way.method,
+        "method": variant.method,
         "steps": steps,
         "compute_steps": computed,
         "full_seconds": round(median(full.loops), 4),
-        "seconds": round(median(way.loops), 4),
+        "seconds": round(median(variant.loops), 4),
         "speedup": round(speedup, 3),
         "percent_of_ideal": round(100 * speedup * computed / steps, 1),
         "computed_step_ms": round(1e3 * step, 3),
@@ -138,7 +142,7 @@ def make_row(name: str, way: Way, full: Way) -> dict[str, Any]:
         "reused_step_percent": round(100 * reused / step, 2),
         # On a busy machine long steps are held up more often than short ones.
         "fastest_computed_step_ms": round(1e3 * min(full.computed), 3),
-        "runs": len(way.loops),
+        "runs": len(variant.loops),
         "threads": torch.get_num_threads(),
     }
 
@@ -147,16 +151,16 @@ def main() -> None:
     """Measure one model and write its rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", choices=sorted(MODELS))
-    parser.add_argument("--runs", type=int, default=30, help="counted runs of every way")
+    parser.add_argument("--runs", type=int, default=30, help="counted runs of every variant")
     parser.add_argument("--output", type=Path, default=RESULTS, help="the results file")
     given = parser.parse_args()
     name: str = given.model
     pipe, call = load_pipeline(name), MODELS[name].call_arguments
-    ways = make_ways(pipe, name, call)
+    variants = make_variants(pipe, name, call)
     heldout = load_prompts(name, "heldout")
     prompts = [heldout[k % len(heldout)] for k in range(given.runs + 1)]
-    measure(pipe, ways, prompts=prompts, call=call)
-    rows = [make_row(name, way, ways[0]) for way in ways[1:]]
+    measure(pipe, variants, prompts=prompts, call=call)
+    rows = [make_row(name, variant, variants[0]) for variant in variants[1:]]
     replace_rows(given.output, name, rows)
     for row in rows:
         print(

@@ -23,17 +23,17 @@ IMAGES = ROOT / "docs" / "images"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Draw every file that is there."""
+    """Plot every results file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the files")
     parser.add_argument("--images", type=Path, default=IMAGES, help="folder of the plots")
     options = parser.parse_args(arguments)
     written = []
     for name, path in bench_files(options.results).items():
-        picture = options.images / f"pareto-{name}.png"
+        image = options.images / f"pareto-{name}.png"
         figure = draw_pareto(read_results(path)[1])
-        figure.savefig(picture, dpi=120, bbox_inches="tight", metadata={"Software": None})
-        written.append(picture.name)
+        figure.savefig(image, dpi=120, bbox_inches="tight", metadata={"Software": None})
+        written.append(image.name)
     print(json.dumps(written, separators=(",", ":")))
 
 

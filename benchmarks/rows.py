@@ -1,7 +1,7 @@
-"""What the benchmarks of bundled models share: policies' inputs, and the results files.
+"""Shared by the benchmarks of bundled models: calibration runs, and the results files.
 
 A results file is a list of rows, each with the key "model"; a benchmark replaces the rows of the
-models it was run on and leaves the others alone.
+models it was run on and keeps the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """A profile, and the runs behind it, kept whole."""
+    """A profile, and the full runs behind it."""
 
     profile: Profile
     reference: Reference
@@ -61,13 +61,13 @@ def mean_row(values: Sequence[float], name: str = "psnr") -> Row:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a results file, none if it is not there."""
+    """The rows of a results file, none if it does not exist."""
     rows: list[Row] = json.loads(path.read_text()) if path.exists() else []
     return rows
 
 
 def replace_rows(path: Path, model: str, rows: Iterable[Row]) -> None:
-    """Put the rows of a model in the place of its old ones."""
+    """Replace the rows of a model."""
     others = [row for row in read_rows(path) if row["model"] != model]
     order = {name: place for place, name in enumerate(MODELS)}
     found = sorted([*others, *rows], key=lambda row: order.get(row["model"], len(order)))
@@ -94,9 +94,9 @@ class ModelParser(argparse.ArgumentParser):
 
 
 def show_progress(title: str) -> Any:
-    """What a benchmark is told of the work done and the work in all."""
+    """A callback that prints the completed and the total number of runs."""
 
-    def tell(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         print(f"\r{title}: {done} of {total}   ", end="" if done < total else "\n", flush=True)
 
-    return tell
+    return report

@@ -81,17 +81,17 @@ def select(made: Calibration, chosen: Sequence[int]) -> Calibration:
 
 
 @dataclass(frozen=True, eq=False)
-class Judge:
+class Evaluation:
     """The pipeline, and held-out prompts with the results of their full runs."""
 
     pipe: Any
     call: dict[str, Any]
     batches: list[Any]
-    truth: list[Tensor]
+    references: list[Tensor]
     steps: int
 
     @classmethod
-    def make(cls, pipe: Any, prompts: Sequence[str], call: dict[str, Any], size: int) -> Judge:
+    def make(cls, pipe: Any, prompts: Sequence[str], call: dict[str, Any], size: int) -> Evaluation:
         """Run the held-out prompts in full."""
         steps = call["num_inference_steps"]
         batches = list(split_runs(number_runs(prompts, HELDOUT_SEED), size))
@@ -100,16 +100,16 @@ class Judge:
 
     def decibels(self, policy: Policy | None, steps: int) -> list[float]:
         """PSNR of every held-out prompt, with a policy or with fewer steps."""
-        way = Way("", steps, policy, self.steps if policy else steps)
+        variant = Way("", steps, policy, self.steps if policy else steps)
         values: list[float] = []
-        for batch, truth in zip(self.batches, self.truth, strict=True):
-            result, _ = generate(self.pipe, batch, way, self.call)
-            values += psnr(result, truth).clamp_max(IDENTICAL).tolist()
+        for batch, reference in zip(self.batches, self.references, strict=True):
+            result, _ = generate(self.pipe, batch, variant, self.call)
+            values += psnr(result, reference).clamp_max(IDENTICAL).tolist()
         return values
 
 
 def policies(
-    judge: Judge, made: Calibration, speedup: float, *, refit: bool, batch_size: int
+    evaluation: Evaluation, made: Calibration, speedup: float, *, refit: bool, batch_size: int
 ) -> Iterator[tuple[str, Policy]]:
     """Every method's policy from some of the calibration prompts."""
     known: Profile = made.profile
@@ -117,12 +117,12 @@ def policies(
     solved = solve(known, speedup=speedup)
     yield "trajectory, no refit", solved
     if refit and 1 < known.num_prompts <= REFINE_PROMPTS:
-        same: dict[str, Any] = {"call": judge.call, "batch_size": batch_size}
-        yield "trajectory", refine(judge.pipe, solved, known, reference=made.reference, **same)
+        same: dict[str, Any] = {"call": evaluation.call, "batch_size": batch_size}
+        yield "trajectory", refine(evaluation.pipe, solved, known, reference=made.reference, **same)
 
 
 def measure_number(
-    judge: Judge, made: Calibration, number: int, options: argparse.Namespace
+    evaluation: Evaluation, made: Calibration, number: int, options: argparse.Namespace
 ) -> list[Row]:
     """One row per method and budget: all choices of a number of prompts."""
     found: dict[tuple[str, int], list[list[float]]] = {}
@@ -130,11 +130,11 @@ def measure_number(
     for place, chosen in enumerate(choose(made.profile.num_prompts, number, options.choices)):
         part, refit = select(made, chosen), place < options.refits
         for speedup in SPEEDUPS:
-            budget = int(judge.steps / speedup + 1e-9)
-            made_here = policies(judge, part, speedup, refit=refit, batch_size=options.batch)
+            budget = int(evaluation.steps / speedup + 1e-9)
+            made_here = policies(evaluation, part, speedup, refit=refit, batch_size=options.batch)
             for title, policy in made_here:
                 steps = len(policy.compute_steps)
-                found.setdefault((title, budget), []).append(judge.decibels(policy, steps))
+                found.setdefault((title, budget), []).append(evaluation.decibels(policy, steps))
                 computed.setdefault((title, budget), []).append(steps)
     return [make_row(number, key, values, computed[key]) for key, values in found.items()]
 
@@ -173,13 +173,13 @@ def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
     print(f"{name}: profile {len(prompts)} prompts", flush=True)
     made = calibrate(pipe, prompts, batch_size=options.batch, call=call)
     heldout = load_prompts(name, "heldout")[: options.heldout]
-    judge = Judge.make(pipe, heldout, call, options.batch)
-    budgets = [int(judge.steps / speedup + 1e-9) for speedup in SPEEDUPS]
-    fewer = [make_row(0, ("fewer steps", b), [judge.decibels(None, b)], [b]) for b in budgets]
-    mine = put_rows(options.results, name, judge.steps, fewer)
+    evaluation = Evaluation.make(pipe, heldout, call, options.batch)
+    budgets = [int(evaluation.steps / speedup + 1e-9) for speedup in SPEEDUPS]
+    fewer = [make_row(0, ("fewer steps", b), [evaluation.decibels(None, b)], [b]) for b in budgets]
+    mine = put_rows(options.results, name, evaluation.steps, fewer)
     for number in options.numbers:
-        fresh = measure_number(judge, made, number, options)
-        mine = put_rows(options.results, name, judge.steps, fresh)
+        fresh = measure_number(evaluation, made, number, options)
+        mine = put_rows(options.results, name, evaluation.steps, fresh)
         for row in fresh:
             shown = row["method"], row["budget"], row["psnr_db"], row["choices_db"]
             print(f"{name}, {number} prompts:", *shown, flush=True)

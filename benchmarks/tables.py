@@ -37,8 +37,8 @@ PAGES = {
     "overhead": "docs/figures.md",
     "compatibility": "docs/compatibility.md",
 }
-SOURCES = {"overview": "fidelity"}  # tables of the rows of another one
-# Methods of the first page, and what they are called there.
+SOURCES = {"overview": "fidelity"}  # tables made of the rows of another one
+# Methods of the first page, and their names there.
 OVERVIEW = {
     "trajectory": "ours",
     "fewer steps": "fewer steps",
@@ -72,7 +72,7 @@ def fidelity_table(rows: list[Row]) -> str:
 
 
 def overview_table(rows: list[Row]) -> str:
-    """A line per model and budget: ours beside the alternatives; for the first page."""
+    """A line per model and budget: ours and the alternatives; for the first page."""
     head = ["model", "computed", *OVERVIEW.values()]
     lines = [f"| {' | '.join(head)} |", "|---|--:|" + "--:|" * len(OVERVIEW)]
     for model, group in groupby(rows, key=lambda row: str(row["model"])):
@@ -138,13 +138,13 @@ def place(row: Row) -> str:
 
 
 def compatibility_table(rows: list[Row]) -> str:
-    """The pipelines that hold every check, then those that are refused, each with its sentence."""
+    """The pipelines that pass every check, then those that are refused, each with its message."""
     green = [row for row in rows if "refused" not in row]
     refused = [row for row in rows if "refused" in row]
     lines = [
         f"{len({row['pipeline'] for row in green})} pipelines in {len(green)} settings.",
         "",
-        "| model | pipeline | network | scheduler | calls, untouched | with the policy |",
+        "| model | pipeline | network | scheduler | calls, full run | with the policy |",
         "|---|---|---|---|--:|--:|",
         *(
             f"| {row['model']} | `{row['pipeline']}` | {networks(row)} | "
@@ -154,7 +154,7 @@ def compatibility_table(rows: list[Row]) -> str:
         "",
         "Refused:",
         "",
-        "| model | pipeline | scheduler | what is said |",
+        "| model | pipeline | scheduler | error message |",
         "|---|---|---|---|",
         *(
             f"| {row['model']} | `{row['pipeline']}` | {row['scheduler']} | {row['refused']} |"
@@ -195,7 +195,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
 
 
 def rows_of(name: str) -> Any:
-    """What a table is made of, as far as it was measured."""
+    """The rows of a table, as far as they were measured."""
     if name in ("bench", "summary"):
         return read_bench()
     return read_rows(RESULTS / f"{SOURCES.get(name, name)}.json")
@@ -206,7 +206,7 @@ def fill(name: str, page: str, rows: Any) -> str:
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)
     if len(pattern.findall(page)) != 1:
-        raise ValueError(f"the page has not one place for the table {name!r}")
+        raise ValueError(f"the page must have exactly one place for the table {name!r}")
     table = f"{begin}\n\n{TABLES[name](rows)}\n\n{end}"
     return pattern.sub(lambda _: table, page)
 

@@ -4,7 +4,7 @@ One policy per bundled model, calibrated at its default guidance and size, one p
 half of the steps computed. Then one thing at a time is changed, and on held-out prompts the policy
 and fewer steps are each compared with the full run at the same setting: PSNR of the decoded
 result, with a bootstrap interval over prompts. Guidance 1 is a run without guidance. A setting that
-the policy refuses is a row that says so.
+the policy refuses is a row with its error.
 
 Writes its rows into ``results/transfer.json``, in place of older rows of the same models. The last
 line of standard output is the JSON of the rows, compact.
@@ -99,20 +99,20 @@ def make_policy(pipe: Any, name: str, count: int) -> Policy:
     )
 
 
-def judge(pipe: Any, policy: Policy, model: Any, setting: Setting, prompts: list[str]) -> Row:
-    """What the policy and fewer steps do at a setting; None where the policy refuses."""
+def evaluate(pipe: Any, policy: Policy, model: Any, setting: Setting, prompts: list[str]) -> Row:
+    """The policy and fewer steps at a setting; an error where the policy refuses."""
     steps, computed = policy.num_steps, len(policy.compute_steps)
-    ways = [
+    variants = [
         Way("full", steps, None, steps),
         Way("policy", computed, policy, steps),
         Way("fewer steps", computed, None, computed),
     ]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the setting is another one is the point
+            warnings.simplefilter("ignore")  # another setting is intended here
             measure(
                 pipe,
-                ways,
+                variants,
                 number_runs(prompts, HELDOUT_SEED),
                 batch_size=setting.batch_size,
                 progress=None,
@@ -122,12 +122,12 @@ def judge(pipe: Any, policy: Policy, model: Any, setting: Setting, prompts: list
         # The error names the folder that the model was loaded from, which is another one elsewhere.
         reason = str(error).replace(str(model.folder), model.name)
         return {"refused": reason, "beats_fewer_steps": False}
-    ours, fewer = mean_row(ways[1].decibels), mean_row(ways[2].decibels, "fewer")
+    ours, fewer = mean_row(variants[1].decibels), mean_row(variants[2].decibels, "fewer")
     return {**ours, **fewer, "beats_fewer_steps": ours["psnr_db"] > fewer["fewer_db"]}
 
 
 def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
-    """All rows of a model; a setting that stands in several lists is measured once."""
+    """All rows of a model; a setting in several lists is measured once."""
     pipe, model = load_pipeline(name), MODELS[name]
     print(f"{name}: profile")
     policy = make_policy(pipe, name, options.calibration)
@@ -137,7 +137,7 @@ def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
     for setting in settings_of(model, options.size):
         plain = replace(setting, varied="")
         if plain not in known:
-            known[plain] = judge(pipe, policy, model, setting, prompts)
+            known[plain] = evaluate(pipe, policy, model, setting, prompts)
         height, width = setting.size
         row = {
             "model": name,
@@ -158,7 +158,7 @@ def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """Height and width of a text such as 96x96."""
+    """Height and width from a string such as 96x96."""
     height, _, width = text.partition("x")
     return int(height), int(width)
 

@@ -38,7 +38,7 @@ def test_a_clear_lead(load: Callable[[str], Any]) -> None:
     far = row("uniform", 40.0, **lpips(0.10, 0.05, 0.15))
     text = verdict([ours, far])
     assert text == (
-        "At 2x trajectory leads in PSNR and LPIPS with an interval apart from every rival's."
+        "At 2x trajectory leads in PSNR and LPIPS with an interval apart from every baseline's."
     )
     dear = row("PAB", 90.0, flops_ratio=0.9)
     cheap = row("T-GATE", 30.0, flops_ratio=0.3)
@@ -49,7 +49,7 @@ def test_a_clear_lead(load: Callable[[str], Any]) -> None:
     great = row("T-GATE", 60.0, flops_ratio=0.3)
     assert "is behind *T-GATE* (intervals apart) in PSNR" in verdict([ours, far, great])
     assert verdict([far]) == ""
-    assert verdict([ours]) == "At 2x trajectory has no rival."
+    assert verdict([ours]) == "At 2x trajectory has no baseline to compare with."
 
 
 def test_no_lead_is_said(load: Callable[[str], Any]) -> None:
@@ -66,10 +66,10 @@ def test_no_lead_is_said(load: Callable[[str], Any]) -> None:
     )
     better = row("uniform", 51.0)
     assert "is behind *uniform* (intervals overlap) in PSNR" in verdict([ours, better])
-    many = [row(f"rival {k}", 60.0 + k, spread=20.0) for k in range(6)]
-    assert "is behind *rival 5*, *rival 4*, *rival 3* and 3 more (" in verdict([ours, *many])
-    refitted = row("trajectory, no refit", 60.0)  # ours as well, no rival
-    assert verdict([ours, refitted]) == "At 2x trajectory has no rival."
+    many = [row(f"method {k}", 60.0 + k, spread=20.0) for k in range(6)]
+    assert "is behind *method 5*, *method 4*, *method 3* and 3 more (" in verdict([ours, *many])
+    refitted = row("trajectory, no refit", 60.0)  # ours as well, no baseline
+    assert verdict([ours, refitted]) == "At 2x trajectory has no baseline to compare with."
 
 
 def test_the_section_of_a_model(load: Callable[[str], Any]) -> None:

@@ -83,7 +83,7 @@ def test_changes_by_hand(benchmark: Load) -> None:
     assert curves.correlation(line, flat).item() == 0.0
 
 
-def test_error_maps_of_pictures_and_videos(benchmark: Load, tmp_path: Path) -> None:
+def test_error_maps_of_images_and_videos(benchmark: Load, tmp_path: Path) -> None:
     errormaps = benchmark("errormaps")
     small = ["--calibration", "2", "--prompts", "2", "--batch", "2"]
     errormaps.main(["flux", "wan", *small, *places(tmp_path)])
