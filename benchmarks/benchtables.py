@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rows import RESULTS, ROOT
 
-from ertacache.bench.rows import BenchRow, read_results
+from ertacache.bench.results import BenchRow, Interval, read_results
 from ertacache.models import MODELS
 from ertacache.report.tables import best_first
 
@@ -20,11 +20,11 @@ OURS = "trajectory"
 TOLERANCE = 0.05  # relative difference in FLOPs within which a baseline is compared with ours
 SUMMARY = (2.0, 3.0)  # budgets of the first page
 MOST = 3  # baselines named in a sentence
-# Name in a table: fields of a mean and the ends of its interval, digits, whether more is better.
+# Name in a table: field of a row, digits, whether more is better.
 METRICS = {
-    "PSNR": (("psnr_db", "psnr_low", "psnr_high"), 2, True),
-    "SSIM": (("ssim", "ssim_low", "ssim_high"), 5, True),
-    "LPIPS": (("lpips", "lpips_low", "lpips_high"), 6, False),
+    "PSNR": ("psnr", 2, True),
+    "SSIM": ("ssim", 5, True),
+    "LPIPS": ("lpips", 6, False),
 }
 # Columns of images only, or of videos only.
 REALISM = {"FID ↓": "fid", "flickering ↑": "flickering"}
@@ -37,8 +37,6 @@ PARTS = {
     "trajectory, no refit": "ours, without the refit",
     "trajectory": "ours: trajectory rectification",
 }
-
-Interval = tuple[float, float, float]
 
 
 def bench_files(folder: Path = RESULTS) -> dict[str, Path]:
@@ -89,17 +87,17 @@ def _ranked(rows: Sequence[BenchRow]) -> list[str]:
     """Methods by their mean PSNR over what they ran on; last those that ran on nothing."""
     values: dict[str, list[float]] = {}
     for row in rows:
-        values.setdefault(row.method, []).extend([] if row.psnr_db is None else [row.psnr_db])
+        values.setdefault(row.method, []).extend([] if row.psnr is None else [row.psnr.value])
     means = {name: sum(found) / len(found) if found else 0.0 for name, found in values.items()}
     return sorted(means, key=lambda name: -means[name])
 
 
 def _summary_cell(row: BenchRow | None, budget: float) -> str:
     """A mean; in brackets where the method did not come within the tolerance of the budget."""
-    if row is None or row.psnr_db is None or row.flops_ratio is None:
+    if row is None or row.psnr is None or row.flops_ratio is None:
         return "-"
     cost = row.flops_ratio * budget - 1
-    return f"({row.psnr_db:.1f})" if cost > TOLERANCE else f"{row.psnr_db:.1f}"
+    return f"({row.psnr.value:.1f})" if cost > TOLERANCE else f"{row.psnr.value:.1f}"
 
 
 def model_section(rows: Sequence[BenchRow]) -> str:
@@ -113,7 +111,7 @@ def model_section(rows: Sequence[BenchRow]) -> str:
     if full is not None and full.fid is not None:
         text += f" Its FID is {full.fid:.3f}."
     if full is not None and full.flickering is not None:
-        text += f" Its flickering is {full.flickering:.3f}."
+        text += f" Its flickering is {full.flickering.value:.3f}."
     budgets = sorted({row.budget for row in ran})
     by_budget = {b: [row for row in ran if row.budget == b] for b in budgets}
     parts = [f"### {rows[0].model}", text]
@@ -144,7 +142,7 @@ def main_table(rows: Sequence[BenchRow]) -> str:
     for row in best_first(rows):
         cells = [
             f"**{row.method}**" if row.method == OURS else row.method,
-            row.knob or "",
+            row.setting or "",
             _number(row.flops_ratio, 3),
             _number(row.speedup, 2),
             _number(row.seconds, 2),
@@ -210,10 +208,10 @@ def _leads(ours: BenchRow, baselines: Sequence[BenchRow]) -> str:
     mine = interval(ours, "PSNR")
     for row in best_first(baselines):
         other = interval(row, "PSNR")
-        if mine is None or other is None or row.lead_db is None:
+        if mine is None or other is None or row.lead is None:
             continue
-        if mine[1] <= other[2] and other[1] <= mine[2]:
-            lead = f"{row.lead_db:+.1f} dB ({row.lead_low:+.1f} to {row.lead_high:+.1f})"
+        if _overlap(mine, other):
+            lead = f"{row.lead.value:+.1f} dB ({row.lead.low:+.1f} to {row.lead.high:+.1f})"
             leads.append(f"{lead} from *{row.method}*")
     return f" Prompt by prompt its PSNR is {_list(leads)}." if leads else ""
 
@@ -233,13 +231,13 @@ def _standing(
         (row.method, found)
         for row in baselines
         if (found := interval(row, metric))
-        and (row not in apart or sign * (found[0] - mine[0]) > 0)
+        and (row not in apart or sign * (found.value - mine.value) > 0)
     ]
     if not measured:
         return ""
-    measured.sort(key=lambda one: -sign * one[1][0])
-    ahead = [name for name, other in measured if sign * other[0] > sign * mine[0]]
-    near = [name for name, other in measured if mine[1] <= other[2] and other[1] <= mine[2]]
+    measured.sort(key=lambda one: -sign * one[1].value)
+    ahead = [name for name, other in measured if sign * other.value > sign * mine.value]
+    near = [name for name, other in measured if _overlap(mine, other)]
     clearly = [name for name in ahead if name not in near]
     if clearly:
         return f"is behind {_names(clearly)} (intervals apart)"
@@ -251,9 +249,13 @@ def _standing(
 
 
 def interval(row: BenchRow, metric: str) -> Interval | None:
-    """A mean and the ends of its interval, None where it was not measured."""
-    mean, low, high = (getattr(row, name) for name in METRICS[metric][0])
-    return None if mean is None or low is None or high is None else (mean, low, high)
+    """A mean and its interval, None where it was not measured."""
+    found: Interval | None = getattr(row, METRICS[metric][0])
+    return found
+
+
+def _overlap(a: Interval, b: Interval) -> bool:
+    return a.low <= b.high and b.low <= a.high
 
 
 def shown(row: BenchRow, metric: str) -> str:
@@ -265,7 +267,9 @@ def shown(row: BenchRow, metric: str) -> str:
     return f"{mean} ({low} to {high})"
 
 
-def _number(value: float | None, digits: int) -> str:
+def _number(value: float | Interval | None, digits: int) -> str:
+    if isinstance(value, Interval):
+        value = value.value
     return "" if value is None else f"{value:.{digits}f}"
 
 

@@ -22,9 +22,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +32,11 @@ from plots import draw_curves
 from rows import RESULTS, ROOT, ModelParser, Row, replace_rows, show_progress
 from torch import Tensor
 
-from ertacache.baselines.blocks import BlockCall, BlockStack, Decision
-from ertacache.baselines.clock import Clock, first_tensor
-from ertacache.baselines.compat import one_network
+from ertacache.baselines.blocks import BlockCall, BlockRun, Decision, attach_blocks
+from ertacache.baselines.clock import NetworkCall, first_tensor
+from ertacache.baselines.private_api import one_network
 from ertacache.baselines.teacache import Signal, TeaCache, evaluate
-from ertacache.calibration.procedure import HELDOUT_SEED
-from ertacache.calibration.profiling import generators, number_runs, split_runs
-from ertacache.formats.profile import ProfiledPrompt
+from ertacache.calibration.session import HELDOUT_SEED, Session, number_runs
 from ertacache.models import MODELS, load_pipeline, load_prompts
 
 
@@ -51,13 +48,9 @@ class Watch:
         self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
         self.residuals: list[Tensor] = []
-        network = one_network(pipe)
-        self._signal = Signal(network, undo)
-        self._clock = Clock(pipe, around=self._output)
-        undo.callback(self._clock.remove)
-        stack = BlockStack(network, self._clock, self._input)
-        undo.callback(stack.remove)
-        scheduler, self._step = pipe.scheduler, pipe.scheduler.step  # the clock's by now
+        self.signal = Signal(one_network(pipe), undo)
+        undo.enter_context(attach_blocks(pipe, lambda: WatchedRun(self)))
+        scheduler, self._step = pipe.scheduler, pipe.scheduler.step  # the attached one by now
         scheduler.step = self._take_step
         undo.callback(setattr, scheduler, "step", self._step)
 
@@ -65,23 +58,34 @@ class Watch:
         self.residuals.append((output - sample).detach())
         return self._step(output, timestep, sample, **more)
 
-    def _input(self, call: BlockCall) -> Decision:
-        if call.branch == 0:
-            self.inputs.append(self._signal(call).detach())
-        return Decision()
-
-    def _output(self, compute: Callable[[], Any]) -> Any:
-        output = compute()
-        if self._clock.branch == 0:
-            self.outputs.append(first_tensor(output).detach())
-        return output
-
     def take(self, prompts: int) -> tuple[Tensor, Tensor, Tensor]:
         """Relative L1 changes of residuals, outputs and inputs, (prompts, T - 1) each; forgets."""
         seen = self.residuals, self.outputs, self.inputs
         self.inputs, self.outputs, self.residuals = [], [], []
         residual, output, given = (changes(tensors, prompts) for tensors in seen)
         return residual, output, given
+
+
+class WatchedRun(BlockRun):
+    """A full run that is observed; everything is computed."""
+
+    def __init__(self, watch: Watch) -> None:
+        """Append to the lists of ``watch``."""
+        super().__init__()
+        self._watch = watch
+
+    def decide(self, call: BlockCall) -> Decision:
+        """Keep the modulated input."""
+        if call.branch == 0:
+            self._watch.inputs.append(self._watch.signal(call).detach())
+        return Decision()
+
+    def call(self, call: NetworkCall) -> Any:
+        """Keep the output."""
+        output = call()
+        if self.branch == 0:
+            self._watch.outputs.append(first_tensor(output).detach())
+        return output
 
 
 def changes(tensors: Sequence[Tensor], prompts: int) -> Tensor:
@@ -147,35 +151,30 @@ def _ratio(estimate: Tensor, output: Tensor, part: slice) -> float:
 
 def measure_model(name: str, options: argparse.Namespace) -> Row | None:
     """The row of a model, None where TeaCache does not apply."""
-    pipe, call = load_pipeline(name), MODELS[name].call_arguments
+    pipe = load_pipeline(name)
     why_not = TeaCache().applies(pipe)
     if why_not is not None:
         print(f"{name}: {why_not}")
         return None
+    session = Session(pipe, MODELS[name].call_arguments, batch_size=options.batch)
     fitted = number_runs(load_prompts(name, "calibration")[: options.calibration])
 
-    def run(batch: Sequence[ProfiledPrompt]) -> None:
-        texts = [one.prompt for one in batch]
-        pipe(prompt=texts, generator=generators(batch), output_type="latent", **call)
+    def run_prompts() -> None:
+        for batch in session.batches(fitted):
+            session.run(batch, output_type="latent")
 
-    learn = partial(_run_all, run, list(split_runs(fitted, options.batch)))
-    polynomial = TeaCache().calibrate(pipe, learn).polynomial
+    polynomial = TeaCache().calibrate(pipe, run_prompts).polynomial
     heldout = number_runs(load_prompts(name, "heldout")[: options.heldout], HELDOUT_SEED)
     report, found = show_progress(name), []
     with ExitStack() as undo:
         watch = Watch(pipe, undo)
-        for batch in split_runs(heldout, options.batch):
-            run(batch)
+        for batch in session.batches(heldout):
+            session.run(batch, output_type="latent")
             residual, output, given = watch.take(len(batch))
             found.append((residual, output, evaluate_all(polynomial, given)))
             report(sum(len(part[0]) for part in found), len(heldout))
     residual, output, estimate = (torch.cat(parts) for parts in zip(*found, strict=True))
     return make_row(name, residual, output, estimate, polynomial)
-
-
-def _run_all(run: Callable[[Any], None], batches: Sequence[Any]) -> None:
-    for batch in batches:
-        run(batch)
 
 
 def evaluate_all(polynomial: Sequence[float], x: Tensor) -> Tensor:

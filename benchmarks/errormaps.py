@@ -26,14 +26,13 @@ from rows import RESULTS, ROOT, ModelParser, Row, replace_rows
 from torch import Tensor
 
 from ertacache.baselines import BASELINES
-from ertacache.bench.entries import Entry, policy_entries, rival_entries
-from ertacache.bench.records import Journal
+from ertacache.bench.contestants import Contestant, baseline_contestants, policy_contestants
+from ertacache.bench.journal import Journal
 from ertacache.bench.workload import Workload
-from ertacache.calibration.procedure import HELDOUT_SEED
-from ertacache.calibration.profiling import number_runs
+from ertacache.calibration.session import HELDOUT_SEED, number_runs
 from ertacache.metrics import psnr
 from ertacache.models import MODELS, load_pipeline, load_prompts
-from ertacache.pictures import difference, grid
+from ertacache.report.grids import difference, grid
 
 BUDGET = 2.0
 POLICIES = ("trajectory", "paper")
@@ -42,16 +41,16 @@ SIDE = 128  # approximate width of an image in pixels
 FRAMES = 3  # of a video
 
 
-def entries(work: Workload) -> Iterator[Entry]:
+def contestants(work: Workload) -> Iterator[Contestant]:
     """Every method at half of the FLOPs; inapplicable methods are left out."""
     journal = Journal(None, {})
-    yield from policy_entries(work, [BUDGET], POLICIES, journal)
+    yield from policy_contestants(work, [BUDGET], POLICIES, journal)
     for name in COMPARED:
-        for entry in rival_entries(work, [BUDGET], BASELINES[name], journal):
-            if entry.attach is None:
-                print(f"{name}: {entry.why_not}")
+        for found in baseline_contestants(work, [BUDGET], BASELINES[name], journal):
+            if found.why_not is None:
+                yield found
             else:
-                yield entry
+                print(f"{name}: {found.why_not}")
 
 
 def stills(result: Tensor) -> Tensor:
@@ -71,17 +70,16 @@ def compare(work: Workload, gain: float) -> tuple[list[tuple[str, Tensor]], list
     """The rows of the image, and the measurements of each method."""
     full, _ = work.generate(work.heldout)
     drawn, rows = [("full run", stills(full))], []
-    for entry in entries(work):
-        assert entry.attach is not None
-        with entry.attach():
+    for contestant in contestants(work):
+        with contestant.attach():
             result, _ = work.generate(work.heldout)
         near = psnr(result, full).mean().item()
-        title = f"{entry.method}: difference x {gain:g}, {near:.1f} dB"
+        title = f"{contestant.method}: difference x {gain:g}, {near:.1f} dB"
         drawn.append((title, difference(stills(result), stills(full), gain=gain)))
         rows.append(
             {
-                "method": entry.method,
-                "knob": entry.knob,
+                "method": contestant.method,
+                "knob": contestant.setting,
                 "psnr_db": round(near, 2),
                 "largest_difference": round((result - full).abs().max().item(), 4),
             }

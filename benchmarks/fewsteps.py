@@ -18,7 +18,8 @@ from typing import Any
 
 from rows import RESULTS, ModelParser, Row, replace_rows
 
-from ertacache.calibration import calibrate, pays
+from ertacache.calibration.calibrate import calibrate
+from ertacache.calibration.validate import recommend
 from ertacache.models import MODELS, load_pipeline, load_prompts
 
 STEPS = (4, 6, 8)
@@ -35,6 +36,7 @@ def evaluate(pipe: Any, name: str, steps: int, computed: int, options: argparse.
         **(MODELS[name].call_arguments | {"num_inference_steps": steps}),
     )
     found = {row.method: row for row in policy.validation}
+    verdict = recommend(policy.validation)
     return {
         "model": name,
         "steps": steps,
@@ -43,7 +45,7 @@ def evaluate(pipe: Any, name: str, steps: int, computed: int, options: argparse.
         "psnr_db": round(found["policy"].psnr, 2),
         "plain_db": round(found["plain reuse"].psnr, 2),
         "fewer_db": round(found["fewer steps"].psnr, 2),
-        "verdict": pays(policy.validation),
+        "verdict": None if verdict.recommended else str(verdict),
         "prompts": found["policy"].prompts,
     }
 

@@ -29,26 +29,18 @@ from statistics import median
 from typing import Any
 
 import torch
-from rows import (
-    RESULTS,
-    Calibration,
-    ModelParser,
-    Row,
-    calibrate,
-    mean_row,
-    read_rows,
-    replace_rows,
-    show_progress,
-)
+from rows import RESULTS, ModelParser, Row, mean_row, read_rows, replace_rows, show_progress
 from torch import Tensor
 
-from ertacache.calibration.paper import fit_paper_plan, make_walk, search_schedule
-from ertacache.calibration.procedure import HELDOUT_SEED
-from ertacache.calibration.profiling import number_runs
-from ertacache.calibration.refining import refine
-from ertacache.calibration.solving import make_policy, solve
-from ertacache.calibration.validation import Way, measure, ways_of
+from ertacache.calibration.paper import PaperCalibration
+from ertacache.calibration.profile import profile_runs
+from ertacache.calibration.refit import refit_policy
+from ertacache.calibration.session import HELDOUT_SEED, Session, number_runs
+from ertacache.calibration.solve import make_policy, solve
+from ertacache.calibration.validate import Variant, measure, variants_of
+from ertacache.core.plans import steps_for_speedup
 from ertacache.formats.policy import Policy
+from ertacache.formats.profile import Profile
 from ertacache.metrics import ssim
 from ertacache.models import MODELS, load_pipeline, load_prompts
 
@@ -65,60 +57,47 @@ NETWORK_PARTS: dict[str, dict[str, Any]] = PARTS | {
 }
 
 
-def make_policies(
-    pipe: Any, made: Calibration, *, call: dict[str, Any], batch_size: int, groups: set[str]
-) -> dict[str, Policy]:
+def make_policies(session: Session, known: Profile, groups: set[str]) -> dict[str, Policy]:
     """Policies of every method at half and a third of the steps, from the same prompts."""
     policies: dict[str, Policy] = {}
     for speedup in SPEEDUPS:
         found: Iterator[tuple[str, Policy]]
         if "trajectory" in groups:
-            found = trajectory_policies(pipe, made, speedup, call=call, batch_size=batch_size)
+            found = trajectory_policies(session, known, speedup)
             policies |= {f"{title} {speedup}": policy for title, policy in found}
         if "paper" in groups:
             for part, options in PARTS.items():
                 title = f"paper{part} {speedup}"
-                policies[title] = solve(made.profile, method="paper", speedup=speedup, **options)
+                policies[title] = solve(known, method="paper", speedup=speedup, **options)
         if "network" in groups:
-            found = network_policies(pipe, made, speedup, call=call, batch_size=batch_size)
+            found = network_policies(session, known, speedup)
             policies |= {f"{title} {speedup}": policy for title, policy in found}
     return policies
 
 
 def trajectory_policies(
-    pipe: Any, made: Calibration, speedup: float, *, call: dict[str, Any], batch_size: int
+    session: Session, known: Profile, speedup: float
 ) -> Iterator[tuple[str, Policy]]:
     """Ours, before and after the refit."""
-    solved = solve(made.profile, speedup=speedup)
+    solved = solve(known, speedup=speedup)
     yield "trajectory, no refit", solved
-    yield (
-        "trajectory",
-        refine(
-            pipe,
-            solved,
-            made.profile,
-            reference=made.reference,
-            call=call,
-            batch_size=batch_size,
-            progress=show_progress(f"refit {speedup:g}x"),
-        ),
-    )
+    yield "trajectory", refit_policy(session, solved, known, known.prompts)
 
 
 def network_policies(
-    pipe: Any, made: Calibration, speedup: float, *, call: dict[str, Any], batch_size: int
+    session: Session, known: Profile, speedup: float
 ) -> Iterator[tuple[str, Policy]]:
     """The paper's, calibrated on the network: one search, then the parts of the method."""
-    known = made.profile
-    walk = make_walk(known, made.reference.runs, call=call, batch_size=batch_size)
-    budget = int(known.num_steps / speedup + 1e-9)
-    found = search_schedule(pipe, walk, known, budget=budget)
+    calibration = PaperCalibration(session, known, known.prompts)
+    found = calibration.search_budget(steps_for_speedup(known.num_steps, speedup))
     print(f"search {speedup:g}x: {len(found.compute_steps)} computed, lambda {found.threshold:.3g}")
     for part, options in NETWORK_PARTS.items():
-        yield f"{NETWORK}{part}", make_policy(known, fit_paper_plan(pipe, walk, found, **options))
+        yield f"{NETWORK}{part}", make_policy(known, calibration.fit(found, **options))
 
 
-def make_row(name: str, variant: Way, shown: Tensor, *, reference: Tensor, full: Way) -> Row:
+def make_row(
+    name: str, variant: Variant, shown: Tensor, *, reference: Tensor, full: Variant
+) -> Row:
     """One row of the results file."""
     ours = variant.policy is not None and variant.name != "plain reuse"  # named with its speed-up
     return {
@@ -135,22 +114,20 @@ def make_row(name: str, variant: Way, shown: Tensor, *, reference: Tensor, full:
 
 def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
     """The rows of a model."""
-    pipe, call = load_pipeline(name), MODELS[name].call_arguments
-    print(f"{name}: profile")
-    prompts = load_prompts(name, "calibration")[: options.calibration]
-    made = calibrate(pipe, prompts, batch_size=options.batch, call=call)
-    policies = make_policies(
-        pipe, made, call=call, batch_size=options.batch, groups=set(options.methods)
+    session = Session(
+        load_pipeline(name),
+        MODELS[name].call_arguments,
+        batch_size=options.batch,
+        stage=lambda stage: show_progress(f"{name}: {stage}"),
     )
-    variants = _distinct(ways_of(policies))
+    runs = number_runs(load_prompts(name, "calibration")[: options.calibration])
+    known = profile_runs(session, runs, keep=runs)
+    variants = _distinct(variants_of(make_policies(session, known, set(options.methods))))
     results: list[list[Tensor]] = [[] for _ in variants]
     measure(
-        pipe,
+        session,
         variants,
         number_runs(load_prompts(name, "heldout")[: options.heldout], HELDOUT_SEED),
-        batch_size=options.batch,
-        progress=show_progress(f"{name}: measure"),
-        call=call,
         observe=lambda variant, _, result: results[variants.index(variant)].append(result),
     )
     shown = [torch.cat(batches) for batches in results]
@@ -168,10 +145,10 @@ def merge(old: list[Row], fresh: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (-row["compute_steps"], -row["psnr_db"]))
 
 
-def _distinct(variants: list[Way]) -> list[Way]:
+def _distinct(variants: list[Variant]) -> list[Variant]:
     """Alternatives at the two budgets only, not at the paper's numbers of computed steps."""
     steps = variants[0].num_inference_steps
-    budgets = {steps, *(int(steps / speedup + 1e-9) for speedup in SPEEDUPS)}
+    budgets = {steps, *(steps_for_speedup(steps, speedup) for speedup in SPEEDUPS)}
     return [v for v in variants if v.name.startswith("paper") or v.computed_steps in budgets]
 
 

@@ -11,6 +11,7 @@ numbers. Writes ``results/flows.json`` and the counterpart of the paper's figure
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +21,13 @@ from torch import Tensor
 
 import ertacache
 from ertacache.core.flows import GaussianRing, rmse, shifted_sigmas
-from ertacache.core.frontier import solve_frontier
-from ertacache.core.gram import profile_run
-from ertacache.core.plan import PaperPlan, TrajectoryPlan
-from ertacache.core.rectify import calibrate_rectification
-from ertacache.core.refit import refit_plan
-from ertacache.core.sampler import run_paper, run_trajectory
-from ertacache.core.search import spread_schedule
-from ertacache.core.solve import Fit
-from ertacache.core.solver import Trajectory, run_reference
-from ertacache.core.threshold import pick_schedule, sweep_profile
-from ertacache.core.timesteps import adjusted_sigmas, calibrate_step_scales
+from ertacache.core.frontier import solve_frontier, spread_schedule
+from ertacache.core.gram import Trajectory, profile_run
+from ertacache.core.paper import adjusted_sigmas, pick_schedule, reuse_distances, sweep_profile
+from ertacache.core.plans import PaperPlan, TrajectoryPlan
+from ertacache.core.sampler import run, run_reference
+from ertacache.core.simulate import Fit
+from ertacache.core.steppers import GainFit, RefitStepper, ThresholdSearch, make_stepper
 
 ROOT = Path(__file__).parent.parent
 CASES = [(radius, width, steps) for radius, width in ((2.0, 0.3), (4.0, 0.1)) for steps in (30, 50)]
@@ -46,10 +43,10 @@ PANELS = (
 
 @dataclass(frozen=True)
 class Result:
-    """A method's run on the held-out noise, and its number of computed steps."""
+    """A method on the held-out noise: its number of computed steps and all latents."""
 
     computed: int
-    run: Trajectory
+    latents: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -73,56 +70,61 @@ def run_methods(case: Case, budget: int) -> dict[str, Result]:
     """Every method on the held-out noise with at most ``budget`` computed steps."""
     velocity, sigmas = case.flow.velocity, case.sigmas
     reference = run_reference(velocity, case.calibration, sigmas=sigmas)
-    statistics = profile_run(reference)
+    sweep = sweep_profile(*reuse_distances(profile_run(reference), "residual"))
     uniform = spread_schedule(len(sigmas) - 1, budget, {0})
-    sweep = sweep_profile(statistics.residual_l1, statistics.residual_norm)
     plans: dict[str, PaperPlan | TrajectoryPlan] = {
         "plain reuse": PaperPlan(uniform, "velocity", sigmas),
         **paper_plans(case, pick_schedule(sweep, budget)[1]),
         **our_plans(case, reference, budget),
     }
     fewer = run_reference(velocity, case.heldout, sigmas=shifted_sigmas(budget, 1.0))
-    results = {"fewer steps": Result(budget, fewer)}
+    results = {"fewer steps": Result(budget, fewer.latents)}
     for name, plan in plans.items():
-        if isinstance(plan, PaperPlan):
-            run = run_paper(velocity, case.heldout, plan=plan)
-        else:
-            run = run_trajectory(velocity, case.heldout, sigmas=sigmas, plan=plan)
-        results[name] = Result(len(plan.compute_steps), run)
+        latents = run(velocity, case.heldout, make_stepper(plan), sigmas=sigmas)
+        results[name] = Result(len(plan.compute_steps), latents)
     return results
 
 
 def paper_plans(case: Case, steps: tuple[int, ...]) -> dict[str, PaperPlan]:
     """The paper's parts on the compute schedule of its own policy, alone and together."""
-    velocity, sigmas, noise = case.flow.velocity, case.sigmas, case.calibration
-    scales = calibrate_step_scales(velocity, noise, sigmas=sigmas, compute_steps=steps)
-    adjusted = adjusted_sigmas(sigmas, scales)
-    fits = [
-        calibrate_rectification(velocity, noise, sigmas=used, compute_steps=steps)
-        for used in (sigmas, adjusted)
-    ]
+    policy = PaperPlan(steps, "residual", case.sigmas)
+    timesteps = PaperPlan(steps, "residual", adjusted_sigmas(case.sigmas, step_scales(case, steps)))
     return {
-        "paper: policy": PaperPlan(steps, "residual", sigmas),
-        "paper: policy + timesteps": PaperPlan(steps, "residual", adjusted),
-        "paper: policy + rectification": PaperPlan(steps, "residual", sigmas, *fits[0]),
-        "paper: all three": PaperPlan(steps, "residual", adjusted, *fits[1]),
+        "paper: policy": policy,
+        "paper: policy + timesteps": timesteps,
+        "paper: policy + rectification": rectified(case, policy),
+        "paper: all three": rectified(case, timesteps),
     }
+
+
+def step_scales(case: Case, steps: tuple[int, ...]) -> Tensor:
+    """Phi of eq. 13 on a given compute schedule, measured on the calibration noise."""
+    # Errors are relative to these norms: infinite on the given steps, 0 on all others.
+    norms = torch.full((len(case.sigmas) - 1,), torch.inf, dtype=torch.float64)
+    norms[list(steps)] = 0.0
+    search = ThresholdSearch(1.0, norms=norms)
+    run(case.flow.velocity, case.calibration, search, sigmas=case.sigmas)
+    assert search.compute_steps == steps
+    return search.step_scales
+
+
+def rectified(case: Case, plan: PaperPlan) -> PaperPlan:
+    """A plan with K and B, fitted on the calibration noise."""
+    fit = GainFit(plan)
+    run(case.flow.velocity, case.calibration, fit, sigmas=case.sigmas)
+    return fit.plan()
 
 
 def our_plans(case: Case, reference: Trajectory, budget: int) -> dict[str, TrajectoryPlan]:
     """Trajectory rectification from the profile alone, and refitted in closed loop."""
     d = case.sigmas.diff()
     nominal = torch.stack([torch.ones_like(d), d], dim=1)
-    (point,) = solve_frontier(profile_run(reference), nominal, budgets=[budget]).points
-    refitted = refit_plan(
-        case.flow.velocity,
-        reference.latents,
-        sigmas=case.sigmas,
-        compute_steps=point.plan.compute_steps,
-        nominal=nominal,
-        fit=Fit(),
+    solved = solve_frontier(profile_run(reference), nominal, budgets=[budget]).point(budget).plan
+    refit = RefitStepper(
+        reference.latents, compute_steps=solved.compute_steps, nominal=nominal, fit=Fit()
     )
-    return {"ours: profile": point.plan, "ours: closed loop": refitted}
+    run(case.flow.velocity, case.calibration, refit, sigmas=case.sigmas)
+    return {"ours: profile": solved, "ours: closed loop": refit.plan()}
 
 
 def measure(case: Case, budget: int) -> list[dict[str, object]]:
@@ -132,7 +134,7 @@ def measure(case: Case, budget: int) -> list[dict[str, object]]:
         {
             "method": name,
             "computed_steps": result.computed,
-            "rmse": float(f"{rmse(result.run.latents[-1], full):.4g}"),
+            "rmse": float(f"{rmse(result.latents[-1], full):.4g}"),
         }
         for name, result in run_methods(case, budget).items()
     ]
@@ -154,7 +156,7 @@ def draw(case: Case, budget: int, path: Path) -> None:
         axes.flat, [(n, r) for n, r in run_methods(few, budget).items() if n in PANELS], strict=True
     ):
         axis.plot(paths[..., 0], paths[..., 1], color="0.75", lw=2.5, solid_capstyle="round")
-        taken = torch.stack(result.run.latents)
+        taken = torch.stack(result.latents)
         axis.plot(taken[..., 0], taken[..., 1], color="tab:blue", lw=0.8)
         axis.plot(*paths[-1].T, "o", color="0.55", ms=7, mfc="none", label="full run")
         axis.plot(*taken[-1].T, ".", color="tab:red", ms=5, label=name)
@@ -166,8 +168,12 @@ def draw(case: Case, budget: int, path: Path) -> None:
     plt.close(figure)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Measure, draw and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, default=ROOT / "results" / "flows.json")
+    parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images")
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     cases = []
     for radius, width, num_steps in CASES:
@@ -183,9 +189,8 @@ def main() -> None:
         "calibration_prompts": 16,
         "cases": cases,
     }
-    (ROOT / "results").mkdir(exist_ok=True)
-    (ROOT / "results" / "flows.json").write_text(json.dumps(record, indent=1) + "\n")
-    draw(make_case(2.0, 0.3, 30), 8, ROOT / "docs" / "images" / "trajectories.png")
+    options.results.write_text(json.dumps(record, indent=1) + "\n")
+    draw(make_case(2.0, 0.3, 30), 8, options.images / "trajectories.png")
     print(json.dumps(record, separators=(",", ":")))
 
 

@@ -20,7 +20,7 @@ import ertacache
 from ertacache.core.flows import GaussianRing, shifted_sigmas
 from ertacache.core.frontier import solve_frontier
 from ertacache.core.gram import RunStatistics, profile_run
-from ertacache.core.solver import run_reference
+from ertacache.core.sampler import run_reference
 
 ROOT = Path(__file__).parent.parent
 STEPS, PROMPTS, REPEATS = 50, 32, 5

@@ -23,17 +23,17 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
 from rows import replace_rows
 
-from ertacache.calibration.profiling import profile
-from ertacache.calibration.solving import solve
+from ertacache.calibration.profile import profile
+from ertacache.calibration.session import synchronized_time
+from ertacache.calibration.solve import solve
 from ertacache.formats.policy import Policy
-from ertacache.integration import attach
-from ertacache.integration.fingerprints import find_denoisers
+from ertacache.integration.attach import attach
+from ertacache.integration.identity import find_denoisers
 from ertacache.models import MODELS, load_pipeline, load_prompts
 
 ROOT = Path(__file__).parent.parent
@@ -67,11 +67,11 @@ def reading(pipe: Any) -> Iterator[list[float]]:
 
     def begin(*_: Any) -> None:
         if not times:
-            times.append(now())
+            times.append(synchronized_time())
 
     def step(*args: Any, **kwargs: Any) -> Any:
         result = below(*args, **kwargs)
-        times.append(now())
+        times.append(synchronized_time())
         return result
 
     hooks = [n.register_forward_pre_hook(begin) for n in find_denoisers(pipe).values()]
@@ -85,13 +85,6 @@ def reading(pipe: Any) -> Iterator[list[float]]:
             scheduler.step = below
         else:
             del scheduler.step
-
-
-def now() -> float:
-    """The time after all queued work of an accelerator is done."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return perf_counter()
 
 
 def make_variants(pipe: Any, name: str, call: dict[str, Any]) -> list[Variant]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchtables import bench_files
 from rows import RESULTS, ROOT
 
-from ertacache.bench.rows import read_results
+from ertacache.bench.results import read_results
 from ertacache.report.plots import draw_pareto
 
 IMAGES = ROOT / "docs" / "images"

@@ -1,4 +1,4 @@
-"""Shared by the benchmarks of bundled models: calibration runs, and the results files.
+"""Shared by the benchmarks of bundled models: results files, command line and progress.
 
 A results file is a list of rows, each with the key "model"; a benchmark replaces the rows of the
 models it was run on and keeps the others.
@@ -9,13 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ertacache.calibration.profiling import profile
-from ertacache.calibration.refining import Reference, collect_reference
-from ertacache.formats.profile import Profile
+from ertacache.calibration.session import Progress
 from ertacache.metrics import bootstrap_interval
 from ertacache.models import MODELS
 
@@ -23,30 +20,6 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Calibration:
-    """A profile, and the full runs behind it."""
-
-    profile: Profile
-    reference: Reference
-
-
-def calibrate(
-    pipe: Any, prompts: Sequence[str], *, batch_size: int, call: dict[str, Any]
-) -> Calibration:
-    """Profile a pipeline and keep its latents, for the refit."""
-    kept: list[Any] = []
-    known = profile(
-        pipe,
-        prompts,
-        batch_size=batch_size,
-        observe=lambda runs, run: kept.append((runs, run)),
-        **call,
-    )
-    reference = collect_reference(pipe, known.prompts, kept, batch_size=batch_size, call=call)
-    return Calibration(known, reference)
 
 
 def mean_row(values: Sequence[float], name: str = "psnr") -> Row:
@@ -93,7 +66,7 @@ class ModelParser(argparse.ArgumentParser):
         return options
 
 
-def show_progress(title: str) -> Any:
+def show_progress(title: str) -> Progress:
     """A callback that prints the completed and the total number of runs."""
 
     def report(done: int, total: int) -> None:

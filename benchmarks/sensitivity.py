@@ -32,27 +32,17 @@ from typing import Any
 
 import torch
 from plots import draw_sensitivity
-from rows import (
-    RESULTS,
-    ROOT,
-    Calibration,
-    ModelParser,
-    Row,
-    calibrate,
-    mean_row,
-    read_rows,
-    replace_rows,
-)
+from rows import RESULTS, ROOT, ModelParser, Row, mean_row, read_rows, replace_rows
 from torch import Tensor
 
-from ertacache.calibration.procedure import HELDOUT_SEED
-from ertacache.calibration.profiling import number_runs, split_runs
-from ertacache.calibration.refining import REFINE_PROMPTS, Reference, refine
-from ertacache.calibration.solving import solve
-from ertacache.calibration.validation import IDENTICAL, Way, generate
+from ertacache.calibration.profile import profile_runs
+from ertacache.calibration.refit import REFIT_PROMPTS, refit_policy
+from ertacache.calibration.session import HELDOUT_SEED, Session, number_runs
+from ertacache.calibration.solve import solve
+from ertacache.core.plans import steps_for_speedup
 from ertacache.formats.policy import Policy
-from ertacache.formats.profile import Profile
-from ertacache.metrics import psnr
+from ertacache.formats.profile import Profile, ProfiledPrompt
+from ertacache.metrics import IDENTICAL, psnr
 from ertacache.models import MODELS, load_pipeline, load_prompts
 
 NUMBERS = (1, 2, 4, 8, 16, 32, 64)
@@ -71,71 +61,59 @@ def choose(total: int, number: int, choices: int, *, seed: int = 0) -> list[list
     return [sorted(order[place : place + number]) for place in places]
 
 
-def select(made: Calibration, chosen: Sequence[int]) -> Calibration:
-    """The profile of some of the prompts, and their runs."""
-    known, runs = made.profile, tuple(made.profile.prompts[k] for k in chosen)
-    return Calibration(
-        replace(known, statistics=known.statistics.select(chosen), prompts=runs),
-        Reference(runs, tuple(x[list(chosen)] for x in made.reference.latents)),
-    )
+def select(known: Profile, chosen: Sequence[int]) -> Profile:
+    """The profile of some of the prompts."""
+    runs = tuple(known.prompts[k] for k in chosen)
+    return replace(known, statistics=known.statistics.select(chosen), prompts=runs)
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """The pipeline, and held-out prompts with the results of their full runs."""
+    """Held-out prompts with the results of their full runs."""
 
-    pipe: Any
-    call: dict[str, Any]
-    batches: list[Any]
+    session: Session
+    batches: list[list[ProfiledPrompt]]
     references: list[Tensor]
-    steps: int
 
     @classmethod
-    def make(cls, pipe: Any, prompts: Sequence[str], call: dict[str, Any], size: int) -> Evaluation:
+    def make(cls, session: Session, prompts: Sequence[str]) -> Evaluation:
         """Run the held-out prompts in full."""
-        steps = call["num_inference_steps"]
-        batches = list(split_runs(number_runs(prompts, HELDOUT_SEED), size))
-        full = Way("full", steps, None, steps)
-        return cls(pipe, call, batches, [generate(pipe, b, full, call)[0] for b in batches], steps)
+        batches = session.batches(number_runs(prompts, HELDOUT_SEED))
+        return cls(session, batches, [session.generate(batch)[0] for batch in batches])
 
-    def decibels(self, policy: Policy | None, steps: int) -> list[float]:
-        """PSNR of every held-out prompt, with a policy or with fewer steps."""
-        variant = Way("", steps, policy, self.steps if policy else steps)
+    def decibels(self, policy: Policy | None = None, **changes: Any) -> list[float]:
+        """PSNR of every held-out prompt, with a policy or with changes of the call."""
         values: list[float] = []
         for batch, reference in zip(self.batches, self.references, strict=True):
-            result, _ = generate(self.pipe, batch, variant, self.call)
+            result, _ = self.session.generate(batch, policy, **changes)
             values += psnr(result, reference).clamp_max(IDENTICAL).tolist()
         return values
 
 
 def policies(
-    evaluation: Evaluation, made: Calibration, speedup: float, *, refit: bool, batch_size: int
+    session: Session, known: Profile, speedup: float, *, refit: bool
 ) -> Iterator[tuple[str, Policy]]:
     """Every method's policy from some of the calibration prompts."""
-    known: Profile = made.profile
     yield "paper", solve(known, method="paper", speedup=speedup)
     solved = solve(known, speedup=speedup)
     yield "trajectory, no refit", solved
-    if refit and 1 < known.num_prompts <= REFINE_PROMPTS:
-        same: dict[str, Any] = {"call": evaluation.call, "batch_size": batch_size}
-        yield "trajectory", refine(evaluation.pipe, solved, known, reference=made.reference, **same)
+    if refit and 1 < known.num_prompts <= REFIT_PROMPTS:
+        yield "trajectory", refit_policy(session, solved, known, known.prompts)
 
 
 def measure_number(
-    evaluation: Evaluation, made: Calibration, number: int, options: argparse.Namespace
+    evaluation: Evaluation, known: Profile, number: int, options: argparse.Namespace
 ) -> list[Row]:
     """One row per method and budget: all choices of a number of prompts."""
     found: dict[tuple[str, int], list[list[float]]] = {}
     computed: dict[tuple[str, int], list[int]] = {}
-    for place, chosen in enumerate(choose(made.profile.num_prompts, number, options.choices)):
-        part, refit = select(made, chosen), place < options.refits
+    for place, chosen in enumerate(choose(known.num_prompts, number, options.choices)):
+        part, refit = select(known, chosen), place < options.refits
         for speedup in SPEEDUPS:
-            budget = int(evaluation.steps / speedup + 1e-9)
-            made_here = policies(evaluation, part, speedup, refit=refit, batch_size=options.batch)
-            for title, policy in made_here:
-                steps = len(policy.compute_steps)
-                found.setdefault((title, budget), []).append(evaluation.decibels(policy, steps))
-                computed.setdefault((title, budget), []).append(steps)
+            budget = steps_for_speedup(known.num_steps, speedup)
+            for title, policy in policies(evaluation.session, part, speedup, refit=refit):
+                found.setdefault((title, budget), []).append(evaluation.decibels(policy))
+                computed.setdefault((title, budget), []).append(len(policy.compute_steps))
     return [make_row(number, key, values, computed[key]) for key, values in found.items()]
 
 
@@ -168,18 +146,20 @@ def put_rows(path: Path, model: str, steps: int, rows: Sequence[Row]) -> list[Ro
 
 def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
     """All rows of a model."""
-    pipe, call = load_pipeline(name), MODELS[name].call_arguments
+    session = Session(load_pipeline(name), MODELS[name].call_arguments, batch_size=options.batch)
     prompts = load_prompts(name, "calibration")[: max(options.numbers) * options.choices]
     print(f"{name}: profile {len(prompts)} prompts", flush=True)
-    made = calibrate(pipe, prompts, batch_size=options.batch, call=call)
-    heldout = load_prompts(name, "heldout")[: options.heldout]
-    evaluation = Evaluation.make(pipe, heldout, call, options.batch)
-    budgets = [int(evaluation.steps / speedup + 1e-9) for speedup in SPEEDUPS]
-    fewer = [make_row(0, ("fewer steps", b), [evaluation.decibels(None, b)], [b]) for b in budgets]
-    mine = put_rows(options.results, name, evaluation.steps, fewer)
+    runs = number_runs(prompts)
+    known = profile_runs(session, runs, keep=runs)
+    evaluation = Evaluation.make(session, load_prompts(name, "heldout")[: options.heldout])
+    steps, fewer = known.num_steps, []
+    for budget in (steps_for_speedup(steps, speedup) for speedup in SPEEDUPS):
+        values = evaluation.decibels(num_inference_steps=budget)
+        fewer.append(make_row(0, ("fewer steps", budget), [values], [budget]))
+    mine = put_rows(options.results, name, steps, fewer)
     for number in options.numbers:
-        fresh = measure_number(evaluation, made, number, options)
-        mine = put_rows(options.results, name, evaluation.steps, fresh)
+        fresh = measure_number(evaluation, known, number, options)
+        mine = put_rows(options.results, name, steps, fresh)
         for row in fresh:
             shown = row["method"], row["budget"], row["psnr_db"], row["choices_db"]
             print(f"{name}, {number} prompts:", *shown, flush=True)

@@ -23,13 +23,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rows import RESULTS, ModelParser, Row, calibrate, mean_row, replace_rows, show_progress
+from rows import RESULTS, ModelParser, Row, mean_row, replace_rows, show_progress
 
-from ertacache.calibration.procedure import HELDOUT_SEED
-from ertacache.calibration.profiling import number_runs
-from ertacache.calibration.refining import refine
-from ertacache.calibration.solving import solve
-from ertacache.calibration.validation import Way, measure
+from ertacache.calibration.profile import profile_runs
+from ertacache.calibration.refit import refit_policy
+from ertacache.calibration.session import HELDOUT_SEED, Session, number_runs
+from ertacache.calibration.solve import solve
+from ertacache.calibration.validate import Variant, measure
 from ertacache.formats.policy import Policy, PolicyError
 from ertacache.models import MODELS, load_pipeline, load_prompts
 
@@ -85,39 +85,27 @@ def call_of(model: Any, setting: Setting) -> dict[str, Any]:
 
 def make_policy(pipe: Any, name: str, count: int) -> Policy:
     """The policy at the model's own setting, one prompt at a time."""
-    call = MODELS[name].call_arguments
-    made = calibrate(pipe, load_prompts(name, "calibration")[:count], batch_size=1, call=call)
-    solved = solve(made.profile, speedup=SPEEDUP)
-    return refine(
-        pipe,
-        solved,
-        made.profile,
-        reference=made.reference,
-        call=call,
-        batch_size=1,
-        progress=show_progress(f"{name}: refit"),
+    session = Session(
+        pipe, MODELS[name].call_arguments, stage=lambda stage: show_progress(f"{name}: {stage}")
     )
+    runs = number_runs(load_prompts(name, "calibration")[:count])
+    known = profile_runs(session, runs, keep=runs)
+    return refit_policy(session, solve(known, speedup=SPEEDUP), known, runs)
 
 
 def evaluate(pipe: Any, policy: Policy, model: Any, setting: Setting, prompts: list[str]) -> Row:
     """The policy and fewer steps at a setting; an error where the policy refuses."""
     steps, computed = policy.num_steps, len(policy.compute_steps)
     variants = [
-        Way("full", steps, None, steps),
-        Way("policy", computed, policy, steps),
-        Way("fewer steps", computed, None, computed),
+        Variant("full", steps, None, steps),
+        Variant("policy", computed, policy, steps),
+        Variant("fewer steps", computed, None, computed),
     ]
+    session = Session(pipe, call_of(model, setting), batch_size=setting.batch_size)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # another setting is intended here
-            measure(
-                pipe,
-                variants,
-                number_runs(prompts, HELDOUT_SEED),
-                batch_size=setting.batch_size,
-                progress=None,
-                call=call_of(model, setting),
-            )
+            measure(session, variants, number_runs(prompts, HELDOUT_SEED))
     except PolicyError as error:
         # The error names the folder that the model was loaded from, which is another one elsewhere.
         reason = str(error).replace(str(model.folder), model.name)
@@ -129,7 +117,6 @@ def evaluate(pipe: Any, policy: Policy, model: Any, setting: Setting, prompts: l
 def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
     """All rows of a model; a setting in several lists is measured once."""
     pipe, model = load_pipeline(name), MODELS[name]
-    print(f"{name}: profile")
     policy = make_policy(pipe, name, options.calibration)
     prompts = load_prompts(name, "heldout")[: options.heldout]
     known: dict[Setting, Row] = {}

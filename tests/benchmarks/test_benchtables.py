@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ertacache.bench.rows import BenchRow
+from ertacache.bench.results import BenchRow, Interval, write_results
 from tests.benchmarks.conftest import FOLDER
 
 
@@ -21,21 +21,21 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     return import_module
 
 
+def around(value: float, spread: float) -> Interval:
+    return Interval(value, value - spread, value + spread)
+
+
 def row(method: str, psnr: float, *, spread: float = 1.0, **more: Any) -> BenchRow:
-    fields: dict[str, Any] = {"flops_ratio": 0.5, "seconds": 1.0, "speedup": 2.0, "prompts": 64}
-    fields |= {"psnr_db": psnr, "psnr_low": psnr - spread, "psnr_high": psnr + spread}
-    fields |= {"cached_bytes": 2000, "knob": "15 steps"}
+    fields: dict[str, Any] = {"flops_ratio": 0.5, "seconds": 1.0, "prompts": 64}
+    fields |= {"speedup": around(2.0, 0.1), "psnr": around(psnr, spread)}
+    fields |= {"cached_bytes": 2000, "setting": "15 steps"}
     return BenchRow("m", method, 2.0, 30, **(fields | more))
-
-
-def lpips(mean: float, low: float, high: float) -> dict[str, float]:
-    return {"lpips": mean, "lpips_low": low, "lpips_high": high}
 
 
 def test_a_clear_lead(load: Callable[[str], Any]) -> None:
     verdict = load("benchtables").verdict
-    ours = row("trajectory", 50.0, **lpips(0.01, 0.005, 0.015))
-    far = row("uniform", 40.0, **lpips(0.10, 0.05, 0.15))
+    ours = row("trajectory", 50.0, lpips=Interval(0.01, 0.005, 0.015))
+    far = row("uniform", 40.0, lpips=Interval(0.10, 0.05, 0.15))
     text = verdict([ours, far])
     assert text == (
         "At 2x trajectory leads in PSNR and LPIPS with an interval apart from every baseline's."
@@ -52,15 +52,15 @@ def test_a_clear_lead(load: Callable[[str], Any]) -> None:
     assert verdict([ours]) == "At 2x trajectory has no baseline to compare with."
 
 
-def test_no_lead_is_said(load: Callable[[str], Any]) -> None:
+def test_no_lead_is_reported(load: Callable[[str], Any]) -> None:
     verdict = load("benchtables").verdict
-    ours = row("trajectory", 50.0, **lpips(0.10, 0.08, 0.12))
-    near = row("uniform", 49.0, **lpips(0.01, 0.005, 0.02))
+    ours = row("trajectory", 50.0, lpips=Interval(0.10, 0.08, 0.12))
+    near = row("uniform", 49.0, lpips=Interval(0.01, 0.005, 0.02))
     assert verdict([ours, near]) == (
         "At 2x trajectory has the best mean, with an interval that overlaps that of *uniform*, in "
         "PSNR; is behind *uniform* (intervals apart) in LPIPS."
     )
-    paired = row("uniform", 49.0, lead_db=1.0, lead_low=0.84, lead_high=1.2)
+    paired = row("uniform", 49.0, lead=Interval(1.0, 0.84, 1.2))
     assert verdict([ours, paired]).endswith(
         " in PSNR. Prompt by prompt its PSNR is +1.0 dB (+0.8 to +1.2) from *uniform*."
     )
@@ -74,9 +74,11 @@ def test_no_lead_is_said(load: Callable[[str], Any]) -> None:
 
 def test_the_section_of_a_model(load: Callable[[str], Any]) -> None:
     tables = load("benchtables")
-    full = BenchRow("m", "full", 1.0, 30, seconds=2.0, prompts=64, psnr_db=100.0)
-    silent = [BenchRow("m", "T-GATE", b, 30, why_not="no cross-attention") for b in (2.0, 3.0)]
-    rows = [full, row("paper", 40.0), row("trajectory", 50.0), row("uniform", 30.0), *silent]
+    full = BenchRow("m", "full", 1.0, 30, seconds=2.0, prompts=64)
+    inapplicable = [
+        BenchRow("m", "T-GATE", b, 30, why_not="no cross-attention") for b in (2.0, 3.0)
+    ]
+    rows = [full, row("paper", 40.0), row("trajectory", 50.0), row("uniform", 30.0), *inapplicable]
     text = tables.bench_table(rows)
     assert "30 steps, 64 held-out prompts. The full run takes 2.00 s per call (median)." in text
     cells = "15 steps | 0.500 | 2.00 | 1.00 | not available | not available"
@@ -114,8 +116,8 @@ def test_a_plot_for_every_file(
     load: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("emoji-wan", "another", "emoji-flux"):
-        rows = [asdict(row("trajectory", 50.0)), asdict(row("uniform", 40.0))]
-        (tmp_path / f"bench-{name}.json").write_text(json.dumps({"model": name, "rows": rows}))
+        rows = [row("trajectory", 50.0), row("uniform", 40.0)]
+        write_results(tmp_path / f"bench-{name}.json", {"model": name}, rows)
     (tmp_path / "bench-emoji-wan.journal.jsonl").write_text("")
     load("pareto").main(["--results", str(tmp_path), "--images", str(tmp_path)])
     written = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ertacache.calibration.session import Session
 from ertacache.formats.policy import PolicyError
 
 Load = Callable[[str], Any]
@@ -16,14 +18,14 @@ def test_every_setting_is_a_row(
     benchmark: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer, path = benchmark("transfer"), tmp_path / "transfer.json"
-    asked: list[dict[str, Any]] = []
+    measured: list[Session] = []
     inner = transfer.measure
 
-    def measure(*args: Any, call: dict[str, Any], **kwargs: Any) -> None:
-        asked.append(call | {"batch_size": kwargs["batch_size"]})
-        if call["guidance_scale"] == 7.0:
+    def measure(session: Session, *args: Any) -> None:
+        measured.append(session)
+        if session.call["guidance_scale"] == 7.0:
             raise PolicyError("no guidance of 7")
-        inner(*args, call=call, **kwargs)
+        inner(session, *args)
 
     monkeypatch.setattr(transfer, "measure", measure)
     small = ["--calibration", "2", "--heldout", "2", "--size", "48x32", "--results", str(path)]
@@ -34,8 +36,8 @@ def test_every_setting_is_a_row(
     assert [(row["height"], row["width"]) for row in rows[6:8]] == [(32, 32), (48, 32)]
     assert [row["batch_size"] for row in rows[8:]] == [1, 4]
     assert [row["calibrated"] for row in rows].count(True) == 3
-    assert len(asked) == 8  # the calibrated setting stands in three lists and is measured once
-    assert (asked[6]["height"], asked[7]["batch_size"]) == (48, 4)
+    assert len(measured) == 8  # the calibrated setting stands in three lists and is measured once
+    assert (measured[6].call["height"], measured[7].batch_size) == (48, 4)
     for row in rows:
         if row["guidance"] == 7.0:
             assert row["refused"] == "no guidance of 7"
@@ -47,8 +49,6 @@ def test_every_setting_is_a_row(
 
 def test_the_page_says_where_it_is_ahead(benchmark: Load) -> None:
     benchmark("transfer")
-    from importlib import import_module
-
     tables = import_module("tables")
     row = {"model": "m", "varied": "guidance", "guidance": 2.0, "height": 64, "width": 48}
     row |= {"batch_size": 1, "steps": 30, "compute_steps": 15, "prompts": 16, "calibrated": True}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ertacache.calibration.session import Session
 from ertacache.calibration.solve import PaperOptions, Target, make_policy
@@ -117,16 +118,28 @@ class PaperCalibration:
         return best or self.search(math.inf)
 
     def fit(
-        self, found: ThresholdSearch, *, adjust_timesteps: bool = True, rectify: bool = True
+        self,
+        found: ThresholdSearch,
+        *,
+        adjust_timesteps: bool = True,
+        rectify: bool = True,
+        mode: Literal["scalar", "element"] = "scalar",
     ) -> PaperPlan:
-        """The plan of a search: its sigmas from phi, K and B from one more run."""
+        """The plan of a search: its sigmas from phi, K and B from one more run.
+
+        Args:
+            found: the search.
+            adjust_timesteps: adjust the sigma schedule.
+            rectify: rectify reused outputs.
+            mode: what shares one K and B; channels have no common place in pipelines' latents.
+        """
         sigmas = self.profile.sigmas
         if adjust_timesteps:
             sigmas = adjusted_sigmas(sigmas, found.step_scales)
         plan = PaperPlan(found.compute_steps, self.reuse, sigmas)
         if not rectify or len(found.compute_steps) == plan.num_steps:
             return plan
-        gain = GainFit(plan)
+        gain = GainFit(plan, mode=mode)
         self._run(gain)
         return gain.plan()
 

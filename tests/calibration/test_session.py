@@ -1,0 +1,232 @@
+"""A session: the arguments of calls, what is kept, and the number of network evaluations.
+
+Evaluations are counted in the network itself, and compared with the formula.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ertacache.calibration.calibrate import calibrate
+from ertacache.calibration.paper import PASSES
+from ertacache.calibration.refit import FITS
+from ertacache.calibration.session import Evaluations, Session, number_runs, split_runs
+from ertacache.calibration.solve import solve
+from ertacache.core.steppers import RefitStepper, Stepper
+from ertacache.formats.policy import Policy
+from ertacache.formats.profile import Profile, ProfiledPrompt
+from tests.calibration.conftest import (
+    TINY_HELDOUT,
+    TINY_PROMPTS,
+    TINY_RUNS,
+    TINY_STEPS,
+    counting_rows,
+    tiny_call,
+)
+from tests.integration.tiny import CASES
+
+
+def test_bad_requests(tiny: Any) -> None:
+    with pytest.raises(ValueError, match="list of at least one"):
+        number_runs("a cat")
+    with pytest.raises(ValueError, match="list of at least one"):
+        number_runs([])
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        list(split_runs(number_runs(["a"]), 0))
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        Session(tiny, batch_size=0)
+
+
+def test_a_batch_holds_consecutive_runs(tiny: Any) -> None:
+    batches = Session(tiny, batch_size=2).batches(TINY_RUNS)
+    assert [len(batch) for batch in batches] == [2, 2, 1]
+    assert [run for batch in batches for run in batch] == TINY_RUNS
+
+
+def test_one_prompt_is_a_plain_string_with_one_generator(tiny: Any) -> None:
+    call = {"guidance_scale": 2.0, "negative_prompt": "black"}
+    session = Session(tiny, call)
+    found = session.arguments([ProfiledPrompt("a circle", 7)], output_type="latent")
+    noise = found.pop("generator")
+    assert found == call | {"prompt": "a circle", "output_type": "latent"}
+    assert isinstance(noise, torch.Generator)
+    assert noise.initial_seed() == 7
+
+
+def test_a_batch_has_a_generator_and_a_negative_prompt_each(tiny: Any) -> None:
+    call = {"guidance_scale": 2.0, "negative_prompt": "black"}
+    session = Session(tiny, call)
+    found = session.arguments(TINY_RUNS[1:3], guidance_scale=3.0)
+    assert [noise.initial_seed() for noise in found.pop("generator")] == [1, 2]
+    assert found == {
+        "prompt": TINY_PROMPTS[1:3],
+        "negative_prompt": ["black", "black"],
+        "guidance_scale": 3.0,
+    }
+    assert session.call == call  # the session's own call stays
+    listed = session.arguments(TINY_RUNS[:2], negative_prompt=["black", "red"])
+    assert listed["negative_prompt"] == ["black", "red"]
+    assert Session(tiny).arguments(TINY_RUNS[:2], negative_prompt=None)["negative_prompt"] is None
+
+
+def test_reference_latents_are_taken_from_what_was_kept(tiny: Any) -> None:
+    session, runs = Session(tiny, tiny_call()), TINY_RUNS[:3]
+    kept = session.record(runs[:2], phase="profile", keep=runs[:2])
+    with counting_rows(tiny.transformer) as rows:
+        found = session.reference(runs)
+        assert sum(rows) == TINY_STEPS  # of the third alone
+        again = session.reference(runs[1:])
+        assert sum(rows) == TINY_STEPS
+    assert len(found) == TINY_STEPS + 1
+    assert torch.equal(found[-1][:2], kept.run.latents[-1])
+    assert torch.equal(found[-1][1:], again[-1])
+    assert str(session.evaluations) == "profile 16 + refit 8 + validation 0 = 24"
+    fresh = Session(tiny, tiny_call(), batch_size=3).reference(runs)
+    assert torch.allclose(found[-1], fresh[-1], atol=1e-3)
+
+
+def test_only_what_is_to_be_kept_is_kept(tiny: Any) -> None:
+    session = Session(tiny, tiny_call())
+    session.record(TINY_RUNS[:2], phase="profile", keep=TINY_RUNS[1:])
+    session.reference(TINY_RUNS[:2])
+    assert session.evaluations == Evaluations(profile=2 * TINY_STEPS, refit=TINY_STEPS)
+
+
+def test_all_prompts_in_lockstep(tiny: Any, tiny_profile: Profile) -> None:
+    """One call of the pipeline; the network sees a few prompts at a time."""
+    policy = solve(tiny_profile, compute_steps=3)
+    session = Session(tiny, tiny_call(), batch_size=2)
+    with counting_rows(tiny.transformer) as rows:
+        together = session.lockstep(TINY_RUNS, policy)
+    assert rows == [2, 2, 1] * 3
+    assert session.evaluations == Evaluations(refit=3 * len(TINY_RUNS))
+    alone = torch.cat([session.lockstep([run], policy) for run in TINY_RUNS])
+    assert torch.allclose(together, alone, atol=1e-3)
+
+
+def test_results_are_images_and_their_evaluations_are_counted(
+    tiny: Any, tiny_profile: Profile, clock: Any
+) -> None:
+    session, policy = Session(tiny, tiny_call()), solve(tiny_profile, compute_steps=3)
+    hook = tiny.transformer.proj_out.register_forward_hook(clock)
+    full, seconds = session.generate(TINY_RUNS[:2])
+    assert full.shape == (2, 3, 32, 32)
+    assert 0 <= full.min() < full.max() <= 1
+    assert seconds == TINY_STEPS
+    fast, seconds = session.generate(TINY_RUNS[:2], policy)
+    assert (seconds, session.evaluations.validation) == (3, 2 * TINY_STEPS + 2 * 3)
+    assert not torch.equal(fast, full)
+    _, seconds = session.generate(TINY_RUNS[:1], num_inference_steps=5)
+    assert (seconds, session.evaluations.validation) == (5, 2 * TINY_STEPS + 2 * 3 + 5)
+    hook.remove()
+    assert torch.equal(session.generate(TINY_RUNS[:2])[0], full)  # nothing is left attached
+
+
+def test_progress_is_reported_by_stage(tiny: Any) -> None:
+    seen: list[object] = []
+
+    def stage(name: str) -> Any:
+        seen.append(name)
+        return (lambda *now: seen.append(now)) if name == "profile" else None
+
+    session = Session(tiny, stage=stage)
+    session.progress("profile")(1, 2)
+    session.progress("refit")(1, 2)
+    Session(tiny).progress("profile")(1, 2)
+    assert seen == ["profile", (1, 2), "refit"]
+
+
+def parts(policy: Policy) -> tuple[int, int, int]:
+    """The three numbers in the provenance of a policy; their sum must be there too."""
+    words = policy.provenance["network calls"].split()
+    assert words[0::3][:3] == ["profile", "refit", "validation"]
+    profile, refit, validation, total = (int(word) for word in words if word.isdigit())
+    assert profile + refit + validation == total
+    return profile, refit, validation
+
+
+def validated(policy: Policy, prompts: int = len(TINY_HELDOUT)) -> int:
+    """The full run, the policy, plain reuse and fewer steps, each once per held-out prompt."""
+    computed = len(policy.compute_steps)
+    return prompts * (TINY_STEPS + computed + max(2, computed) + computed)
+
+
+@pytest.fixture
+def refits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The compute schedules of the refit's runs, as they are made."""
+    made: list[tuple[int, ...]] = []
+    lockstep = Session.lockstep
+
+    def spy(
+        session: Session, runs: Any, policy: Policy, stepper: Stepper | None = None
+    ) -> torch.Tensor:
+        if isinstance(stepper, RefitStepper):
+            made.append(policy.compute_steps)
+        return lockstep(session, runs, policy, stepper)
+
+    monkeypatch.setattr(Session, "lockstep", spy)
+    return made
+
+
+@pytest.mark.parametrize("name", ["flux", "wan", "cogvideox"])
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_the_count_is_the_formula_and_the_networks_own(
+    name: str, batch_size: int, refits: list[tuple[int, ...]]
+) -> None:
+    pipe, prompts = CASES[name].build(), TINY_PROMPTS[:3]
+    with counting_rows(pipe.transformer) as rows:
+        policy = calibrate(
+            pipe,
+            prompts,
+            heldout=TINY_HELDOUT[:1],
+            compute_steps=4,
+            batch_size=batch_size,
+            **tiny_call(name),
+        )
+    profile, refit, validation = parts(policy)
+    assert profile == TINY_STEPS * len(prompts)
+    # The larger half of the prompts evaluates the policy as it is. Then its compute schedule with
+    # all fits, and the uniform one, run on all of them, and the best, if it is better, once more.
+    assert refit == 4 * 2 + sum(len(steps) * len(prompts) for steps in refits)
+    tried = len(FITS) - 1 + len(set(refits))
+    assert len(refits) in {tried, tried + 1}
+    assert validation == validated(policy, prompts=1)
+    branches = 1 if name == "flux" else 2  # guidance: two rows, or two calls, for one prompt
+    assert sum(rows) == branches * (profile + refit + validation)
+    assert max(rows) <= batch_size * (2 if name == "cogvideox" else 1)
+
+
+def test_what_a_file_saves_and_what_it_does_not(
+    tiny: Any, tmp_path: Path, refits: list[tuple[int, ...]]
+) -> None:
+    path = tmp_path / "profile.safetensors"
+    call = {"heldout": TINY_HELDOUT, "compute_steps": 4, "profile_path": path} | tiny_call()
+    bare = calibrate(tiny, TINY_PROMPTS, refit=False, **call)
+    assert parts(bare) == (TINY_STEPS * len(TINY_PROMPTS), 0, validated(bare))
+    # All runs are in the file, but not their latents: those of the refit are run again.
+    again = calibrate(tiny, TINY_PROMPTS, refit_prompts=2, **call)
+    profile, refit, validation = parts(again)
+    assert (profile, validation) == (0, validated(again))
+    assert refit == 2 * TINY_STEPS + 4 * 1 + 4 * 2 * len(refits)
+    assert refits
+    with pytest.raises(ValueError, match="refit_prompts must be at least 1"):
+        calibrate(tiny, TINY_PROMPTS, refit_prompts=0, **call)
+
+
+def test_the_papers_calibration_is_counted(tiny: Any) -> None:
+    prompts = TINY_PROMPTS[:2]
+    call = {"heldout": TINY_HELDOUT, "method": "paper", "batch_size": 2} | tiny_call()
+    once = calibrate(tiny, prompts, threshold=0.9, rectify=False, **call)
+    every = TINY_STEPS * len(prompts)
+    assert parts(once) == (every, every, validated(once))
+    twice = calibrate(tiny, prompts, threshold=0.9, **call)
+    assert parts(twice)[1] == 2 * every
+    assert twice.provenance["threshold"] == "0.9"
+    _, refit, _ = parts(calibrate(tiny, prompts, compute_steps=5, rectify=False, **call))
+    runs, rest = divmod(refit, every)
+    assert rest == 0
+    assert 1 <= runs <= PASSES + 1

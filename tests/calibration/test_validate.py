@@ -1,0 +1,170 @@
+"""Validation on scripted results and times, and the verdict from measured rows."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ertacache.calibration.calibrate import calibrate
+from ertacache.calibration.session import Session
+from ertacache.calibration.solve import solve
+from ertacache.calibration.validate import (
+    Variant,
+    Verdict,
+    measure,
+    missed_target,
+    plain_reuse,
+    recommend,
+    validate,
+    variants_of,
+)
+from ertacache.core.plans import PaperPlan
+from ertacache.formats.policy import Policy, ValidationRow
+from ertacache.formats.profile import Profile, ProfiledPrompt
+from tests.calibration.conftest import CALL, HELDOUT, PROMPTS, TINY_RUNS, TINY_STEPS
+
+
+@pytest.fixture(scope="module")
+def policy(tiny_profile: Profile) -> Policy:
+    return solve(tiny_profile, compute_steps=3)
+
+
+class Scripted(Session):
+    """A session whose results are grey images, and whose times are those of a script."""
+
+    def __init__(self, levels: Sequence[float], seconds: Sequence[float], **more: Any) -> None:
+        super().__init__(None, **more)  # type: ignore[arg-type]
+        self._levels, self._seconds = iter(levels), iter(seconds)
+        self.made: list[tuple[int, Policy | None, int]] = []
+
+    def generate(
+        self, runs: Sequence[ProfiledPrompt], policy: Policy | None = None, **changes: Any
+    ) -> tuple[Tensor, float]:
+        self.made.append((len(runs), policy, changes["num_inference_steps"]))
+        image = torch.full((len(runs), 3, 4, 4), next(self._levels))
+        return image, next(self._seconds)
+
+
+def test_the_alternatives_need_no_calibration(policy: Policy) -> None:
+    full, ours, plain, fewer = variants_of({"policy": policy})
+    assert (full.name, full.policy, full.num_inference_steps) == ("full", None, TINY_STEPS)
+    assert (ours.policy, ours.computed_steps) == (policy, 3)
+    assert (fewer.policy, fewer.num_inference_steps, fewer.computed_steps) == (None, 3, 3)
+    assert plain.policy is not None
+    assert plain.policy.compute_steps == (0, 4, 7)
+    assert isinstance(plain.policy.plan, PaperPlan)
+    assert plain.policy.plan.reuse == "velocity"
+    assert plain.policy.plan.gain is None
+    assert torch.equal(plain.policy.plan.sigmas, policy.sigmas)
+    assert plain.policy.fingerprint == policy.fingerprint
+
+
+def test_alternatives_stand_once_for_each_number_of_computed_steps(
+    tiny_profile: Profile, policy: Policy
+) -> None:
+    other = solve(tiny_profile, compute_steps=1)
+    found = variants_of({"a": policy, "b": policy, "c": other})
+    names = ["full", "a", "b", "c", "plain reuse", "fewer steps", "plain reuse", "fewer steps"]
+    assert [variant.name for variant in found] == names
+    assert [variant.computed_steps for variant in found] == [8, 3, 3, 1, 3, 3, 2, 1]
+    assert len(plain_reuse(other).compute_steps) == 2  # the first and the last step at least
+
+
+def test_variants_take_turns_on_every_batch(policy: Policy) -> None:
+    variants = [Variant("full", 8, None, 8), Variant("policy", 3, policy, 8)]
+    session = Scripted([0.5, 0.5, 0.5, 0.6], [4.0, 1.0, 8.0, 2.0], batch_size=2)
+    seen: list[tuple[str, int]] = []
+    measure(
+        session,
+        variants,
+        TINY_RUNS[:3],
+        observe=lambda variant, batch, result: seen.append((variant.name, len(result))),
+    )
+    assert session.made == [(2, None, 8), (2, policy, 8), (1, None, 8), (1, policy, 8)]
+    assert seen == [("full", 2), ("policy", 2), ("full", 1), ("policy", 1)]
+    full, ours = variants
+    assert full.decibels == [100.0] * 3  # identical images count for this much in a mean
+    assert ours.decibels == pytest.approx([100.0, 100.0, 20.0], abs=1e-3)
+    assert (full.seconds, ours.seconds) == ([4.0, 8.0], [1.0, 2.0])
+
+
+def test_rows_are_means_of_decibels_and_medians_of_times(policy: Policy) -> None:
+    levels = [0.5, 0.6, 0.6, 0.6, 0.5, 0.51, 0.6, 0.6, 0.5, 0.6, 0.6, 0.6]
+    seconds = [4.0, 1.0, 2.0, 2.0, 4.0, 2.0, 2.0, 4.0, 100.0, 90.0, 2.0, 3.0]
+    ours, plain, fewer = validate(Scripted(levels, seconds), policy, TINY_RUNS[:3])
+    assert (ours.method, ours.computed_steps, ours.prompts) == ("policy", 3, 3)
+    assert ours.psnr == pytest.approx((20 + 40 + 20) / 3, abs=1e-3)
+    assert (ours.speedup, plain.speedup, fewer.speedup) == (2.0, 2.0, 4 / 3)
+
+
+def row(method: str, psnr: float, speedup: float = 2.0) -> ValidationRow:
+    return ValidationRow(method, 10, psnr=psnr, speedup=speedup, prompts=4)
+
+
+def test_a_policy_that_is_recommended() -> None:
+    verdict = recommend([row("policy", 40.0), row("fewer steps", 30.0)])
+    assert verdict == Verdict(True, "2.00x faster, 40.0 dB PSNR to the full run")
+    assert str(verdict) == "recommended: 2.00x faster, 40.0 dB PSNR to the full run"
+    assert recommend([row("policy", 40.0)]).recommended
+    same = recommend([row("policy", math.inf), row("fewer steps", math.inf)])
+    assert str(same) == "recommended: 2.00x faster, identical to the full run"
+
+
+def test_a_policy_that_is_not_recommended() -> None:
+    slow = recommend([row("policy", 40.0, speedup=1.05), row("fewer steps", 30.0)])
+    assert not slow.recommended
+    assert str(slow) == "not recommended: the policy is only 1.05x faster than the full run"
+    worse = recommend([row("policy", 29.0), row("plain reuse", 28.0), row("fewer steps", 30.0)])
+    assert not worse.recommended
+    assert str(worse) == (
+        "not recommended: fewer steps, which needs no calibration, is closer to the full run, "
+        "30.0 dB against 29.0"
+    )
+    near = recommend([row("policy", 32.9), row("plain reuse", 30.0), row("fewer steps", 28.0)])
+    assert not near.recommended
+    assert "plain reuse, which needs no calibration, is nearly as close" in near.reason
+    other = recommend([row("policy", 19.9), row("fewer steps", 15.0)])
+    assert not other.recommended
+    assert str(other).startswith(
+        "not recommended: 10 computed steps give another image, 19.9 dB to the full run at 2.00x"
+    )
+
+
+def test_a_missed_target_is_reported(policy: Policy) -> None:
+    measured = replace(policy, validation=(replace(row("policy", 39.96), computed_steps=3),))
+    sentence = "target missed: 41.0 dB asked for, 40.0 dB measured"
+    assert missed_target(replace(measured, target_psnr=41.0)) == sentence
+    assert missed_target(replace(measured, target_psnr=39.96)) is None
+    assert missed_target(measured) is None  # another target
+    assert missed_target(replace(policy, target_psnr=41.0)) is None  # not measured
+
+
+@pytest.mark.parametrize("steps", [4, 8])
+def test_a_few_steps_are_not_worth_it(
+    pipe: Any, steps: int, clock: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a distilled model, whose steps all differ. Only the network takes time."""
+
+    def distilled(*, hidden_states: Tensor, **_: Any) -> tuple[Tensor]:
+        clock()
+        return (6 * torch.sin(1000 * hidden_states),)
+
+    monkeypatch.setattr(pipe.transformer, "forward", distilled)
+    call = CALL | {"num_inference_steps": steps}
+    policy = calibrate(pipe, PROMPTS[:3], heldout=HELDOUT[:2], speedup=2.0, batch_size=3, **call)
+    measured = policy.validation[0]
+    assert measured.psnr < 16
+    assert measured.speedup == 2.0
+    verdict = recommend(policy.validation)
+    assert not verdict.recommended
+    figure = re.escape(f"{measured.psnr:.1f}")
+    assert re.match(
+        rf"not recommended: .*(another image, {figure} dB|against {figure})", str(verdict)
+    )
