@@ -33,10 +33,11 @@ from rows import RESULTS, ROOT, ModelParser, Row, replace_rows, show_progress
 from torch import Tensor
 
 from ertacache.baselines.blocks import BlockCall, BlockRun, Decision, attach_blocks
-from ertacache.baselines.clock import NetworkCall, first_tensor
+from ertacache.baselines.clock import first_tensor
 from ertacache.baselines.private_api import one_network
 from ertacache.baselines.teacache import Signal, TeaCache, evaluate
 from ertacache.calibration.session import HELDOUT_SEED, Session, number_runs
+from ertacache.integration.tracker import NetworkCall
 from ertacache.models import MODELS, load_pipeline, load_prompts
 
 
@@ -82,7 +83,7 @@ class WatchedRun(BlockRun):
 
     def call(self, call: NetworkCall) -> Any:
         """Keep the output."""
-        output = call()
+        output = call.compute()
         if self.branch == 0:
             self._watch.outputs.append(first_tensor(output).detach())
         return output

@@ -29,7 +29,7 @@ from ertacache.baselines import BASELINES
 from ertacache.bench.contestants import Contestant, baseline_contestants, policy_contestants
 from ertacache.bench.journal import Journal
 from ertacache.bench.workload import Workload
-from ertacache.calibration.session import HELDOUT_SEED, number_runs
+from ertacache.calibration.session import HELDOUT_SEED, Session, number_runs
 from ertacache.metrics import psnr
 from ertacache.models import MODELS, load_pipeline, load_prompts
 from ertacache.report.grids import difference, grid
@@ -68,11 +68,11 @@ def stills(result: Tensor) -> Tensor:
 
 def compare(work: Workload, gain: float) -> tuple[list[tuple[str, Tensor]], list[Row]]:
     """The rows of the image, and the measurements of each method."""
-    full, _ = work.generate(work.heldout)
+    full = work.session.generate(work.heldout).results
     drawn, rows = [("full run", stills(full))], []
     for contestant in contestants(work):
         with contestant.attach():
-            result, _ = work.generate(work.heldout)
+            result = work.session.generate(work.heldout).results
         near = psnr(result, full).mean().item()
         title = f"{contestant.method}: difference x {gain:g}, {near:.1f} dB"
         drawn.append((title, difference(stills(result), stills(full), gain=gain)))
@@ -95,11 +95,9 @@ def measure_model(name: str, options: argparse.Namespace) -> Row:
     prompts = load_prompts(name, "heldout")[:count]
     work = Workload(
         name,
-        load_pipeline(name),
-        model.call_arguments,
+        Session(load_pipeline(name), model.call_arguments, batch_size=options.batch),
         number_runs(load_prompts(name, "calibration")[: options.calibration]),
         number_runs(prompts, HELDOUT_SEED),
-        batch_size=options.batch,
     )
     drawn, methods = compare(work, options.gain)
     scale = max(1, round(SIDE / model.size[1]))

@@ -79,14 +79,14 @@ class Evaluation:
     def make(cls, session: Session, prompts: Sequence[str]) -> Evaluation:
         """Run the held-out prompts in full."""
         batches = session.batches(number_runs(prompts, HELDOUT_SEED))
-        return cls(session, batches, [session.generate(batch)[0] for batch in batches])
+        return cls(session, batches, [session.generate(batch).results for batch in batches])
 
     def decibels(self, policy: Policy | None = None, **changes: Any) -> list[float]:
         """PSNR of every held-out prompt, with a policy or with changes of the call."""
         values: list[float] = []
         for batch, reference in zip(self.batches, self.references, strict=True):
-            result, _ = self.session.generate(batch, policy, **changes)
-            values += psnr(result, reference).clamp_max(IDENTICAL).tolist()
+            made = self.session.generate(batch, policy, **changes)
+            values += psnr(made.results, reference).clamp_max(IDENTICAL).tolist()
         return values
 
 

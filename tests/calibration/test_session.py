@@ -113,17 +113,20 @@ def test_results_are_images_and_their_evaluations_are_counted(
 ) -> None:
     session, policy = Session(tiny, tiny_call()), solve(tiny_profile, compute_steps=3)
     hook = tiny.transformer.proj_out.register_forward_hook(clock)
-    full, seconds = session.generate(TINY_RUNS[:2])
-    assert full.shape == (2, 3, 32, 32)
-    assert 0 <= full.min() < full.max() <= 1
-    assert seconds == TINY_STEPS
-    fast, seconds = session.generate(TINY_RUNS[:2], policy)
-    assert (seconds, session.evaluations.validation) == (3, 2 * TINY_STEPS + 2 * 3)
-    assert not torch.equal(fast, full)
-    _, seconds = session.generate(TINY_RUNS[:1], num_inference_steps=5)
-    assert (seconds, session.evaluations.validation) == (5, 2 * TINY_STEPS + 2 * 3 + 5)
+    full = session.generate(TINY_RUNS[:2])
+    assert full.results.shape == (2, 3, 32, 32)
+    assert 0 <= full.results.min() < full.results.max() <= 1
+    assert (full.seconds, full.stats) == (TINY_STEPS, None)
+    fast = session.generate(TINY_RUNS[:2], policy)
+    assert (fast.seconds, session.evaluations.validation) == (3, 2 * TINY_STEPS + 2 * 3)
+    assert fast.stats is not None
+    assert (fast.stats.computed_steps, fast.stats.reused_steps) == (3, TINY_STEPS - 3)
+    assert not torch.equal(fast.results, full.results)
+    fewer = session.generate(TINY_RUNS[:1], num_inference_steps=5)
+    assert (fewer.seconds, session.evaluations.validation) == (5, 2 * TINY_STEPS + 2 * 3 + 5)
     hook.remove()
-    assert torch.equal(session.generate(TINY_RUNS[:2])[0], full)  # nothing is left attached
+    again = session.generate(TINY_RUNS[:2])
+    assert torch.equal(again.results, full.results)  # nothing is left attached
 
 
 def test_progress_is_reported_by_stage(tiny: Any) -> None:

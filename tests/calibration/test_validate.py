@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ertacache.calibration.calibrate import calibrate
-from ertacache.calibration.session import Session
+from ertacache.calibration.session import Generated, Session
 from ertacache.calibration.solve import solve
 from ertacache.calibration.validate import (
     Variant,
@@ -46,10 +46,10 @@ class Scripted(Session):
 
     def generate(
         self, runs: Sequence[ProfiledPrompt], policy: Policy | None = None, **changes: Any
-    ) -> tuple[Tensor, float]:
+    ) -> Generated:
         self.made.append((len(runs), policy, changes["num_inference_steps"]))
         image = torch.full((len(runs), 3, 4, 4), next(self._levels))
-        return image, next(self._seconds)
+        return Generated(image, next(self._seconds), None)
 
 
 def test_the_alternatives_need_no_calibration(policy: Policy) -> None:

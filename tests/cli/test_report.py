@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ertacache.report import page
 from ertacache.cli import report as command
+from ertacache.report import page
 from tests.cli.conftest import Refused, Run
 
 

@@ -343,6 +343,8 @@ class Policy:
             raise FormatError("the embedded profile is of another run: its fingerprint differs")
         if not torch.equal(self.profile.sigmas, self.sigmas):
             raise FormatError("the embedded profile has another sigma schedule")
+        if self.profile.expert_steps != self.expert_steps:
+            raise FormatError("the embedded profile has other expert steps")
 
 
 def _read_target(value: str | None) -> float | None:
