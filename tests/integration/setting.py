@@ -14,8 +14,6 @@ from torch import Tensor
 from ertacache.core.gram import Trajectory
 from ertacache.core.paper import adjusted_sigmas
 from ertacache.core.plans import PaperPlan, TrajectoryPlan
-from ertacache.core.sampler import run
-from ertacache.core.steppers import make_stepper
 from ertacache.formats.fingerprint import Fingerprint
 from ertacache.formats.policy import Policy
 from ertacache.integration.attach import attach
@@ -25,6 +23,7 @@ from ertacache.integration.schedulers import first_order_update
 from tests.integration.tiny import CASES, STEPS, Case, call_arguments, generate
 
 COMPUTED = (0, 1, 3, 6, 7)
+METHODS = ("trajectory", "paper")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +47,23 @@ class Setting:
     @cached_property
     def attached(self) -> Tensor:
         """The result under ``trajectory_policy``."""
-        with attach(self.pipe, self.trajectory_policy()):
-            return self.generate()
+        return self._result(self.trajectory_policy())
+
+    @cached_property
+    def attached_paper(self) -> Tensor:
+        """The result under ``paper_policy``."""
+        return self._result(self.paper_policy())
+
+    def _result(self, policy: Policy) -> Tensor:
+        other = self.another()  # a policy may be attached to this one
+        with attach(other.pipe, policy):
+            return other.generate()
+
+    def policy_of(self, method: str) -> tuple[Policy, Tensor]:
+        """A policy of either method, and the result under it."""
+        if method == "trajectory":
+            return self.trajectory_policy(), self.attached
+        return self.paper_policy(), self.attached_paper
 
     @property
     def branches(self) -> int:
@@ -130,14 +144,6 @@ def watch_steps(pipe: Any) -> Iterator[Seen]:
         pipe.scheduler.step = below
 
 
-def replayed(policy: Policy, seen: Seen) -> tuple[Tensor, ...]:
-    """The core loop with the policy's stepper, over the outputs that the scheduler saw."""
-    assert len(seen.outputs) == policy.num_steps
-    outputs = iter([seen.outputs[k] for k in policy.compute_steps])
-    stepper = make_stepper(policy.plan)
-    return run(lambda x, sigma: next(outputs), seen.samples[0], stepper, sigmas=policy.sigmas)
-
-
 @contextmanager
 def count_calls(*networks: Any) -> Iterator[list[Any]]:
     """Note every evaluation of a network: its last layer is reached."""
@@ -152,13 +158,13 @@ def count_calls(*networks: Any) -> Iterator[list[Any]]:
 
 __all__ = [
     "COMPUTED",
+    "METHODS",
     "STEPS",
     "Seen",
     "Setting",
     "count_calls",
     "make_setting",
     "paper_plan",
-    "replayed",
     "trajectory_plan",
     "watch_steps",
 ]

@@ -15,7 +15,7 @@ from diffusers import UniPCMultistepScheduler
 from ertacache.formats.policy import PolicyError
 from ertacache.integration.attach import attach, detach, find_handle, summary
 from ertacache.integration.record import record
-from tests.integration.setting import COMPUTED, STEPS, Setting, count_calls, watch_steps
+from tests.integration.setting import COMPUTED, METHODS, STEPS, Setting, count_calls, watch_steps
 from tests.integration.tiny import call_arguments
 
 
@@ -139,9 +139,9 @@ def test_two_pipelines_at_once(flux: Setting) -> None:
     assert b.stats.last.computed_steps == 2
 
 
-@pytest.mark.parametrize("method", ["trajectory", "paper"])
+@pytest.mark.parametrize("method", METHODS)
 def test_nothing_is_held_after_a_run(flux: Setting, method: str) -> None:
-    policy = flux.trajectory_policy() if method == "trajectory" else flux.paper_policy()
+    policy, _ = flux.policy_of(method)
     with attach(flux.pipe, policy):
         with watch_steps(flux.pipe) as seen:
             flux.generate()
@@ -151,9 +151,8 @@ def test_nothing_is_held_after_a_run(flux: Setting, method: str) -> None:
 
 
 def test_history_on_another_device(setting: Setting) -> None:
-    for policy in (setting.trajectory_policy(), setting.paper_policy()):
-        with attach(setting.pipe, policy):
-            expected = setting.generate()
+    for method in METHODS:
+        policy, expected = setting.policy_of(method)
         with attach(setting.pipe, policy, cache_device="cpu"):
             assert torch.equal(setting.generate(), expected)
 
