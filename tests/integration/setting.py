@@ -20,6 +20,7 @@ from ertacache.integration.attach import attach
 from ertacache.integration.identity import fingerprint
 from ertacache.integration.record import record
 from ertacache.integration.schedulers import first_order_update
+from ertacache.integration.tracker import NetworkCall, StepCall
 from tests.integration.tiny import CASES, STEPS, Case, call_arguments, generate
 
 COMPUTED = (0, 1, 3, 6, 7)
@@ -144,6 +145,28 @@ def watch_steps(pipe: Any) -> Iterator[Seen]:
         pipe.scheduler.step = below
 
 
+class Observer:
+    """A follower that changes nothing, and notes what is reported to it."""
+
+    def __init__(self, num_steps: int) -> None:
+        self.num_steps = num_steps
+        self.events: list[Any] = []
+
+    def call(self, call: NetworkCall) -> Any:
+        self.events.append(("call", call.step, call.index))
+        return call.compute()
+
+    def step(self, call: StepCall) -> Any:
+        self.events.append(("step", call.step, call.calls))
+        return call.original_step()
+
+    def end(self, *, failed: bool, restarted: bool) -> None:
+        self.events.append(("end", failed, restarted))
+
+    def loop_left(self, *, failed: bool) -> None:
+        self.events.append(("loop left", failed))
+
+
 @contextmanager
 def count_calls(*networks: Any) -> Iterator[list[Any]]:
     """Note every evaluation of a network: its last layer is reached."""
@@ -160,6 +183,7 @@ __all__ = [
     "COMPUTED",
     "METHODS",
     "STEPS",
+    "Observer",
     "Seen",
     "Setting",
     "count_calls",

@@ -1,4 +1,4 @@
-"""What is said of a policy that was made with other libraries."""
+"""What a pipeline is, and what is reported of a policy that was calibrated elsewhere."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ import warnings
 from dataclasses import replace
 
 import pytest
+import torch
 
-from ertacache.integration import attach
+from ertacache.integration.attach import attach
+from ertacache.integration.identity import (
+    calibrate_command,
+    find_denoisers,
+    fingerprint,
+    model_name,
+)
 from tests.integration.setting import Setting
 
 
-def test_other_versions_are_told_once(flux: Setting, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_versions_are_reported_once(flux: Setting, caplog: pytest.LogCaptureFixture) -> None:
     policy = flux.trajectory_policy()
     ours = policy.fingerprint.versions
     series = ours["diffusers"].rpartition(".")[0]
@@ -34,3 +41,29 @@ def test_other_versions_are_told_once(flux: Setting, caplog: pytest.LogCaptureFi
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         attach(flux.pipe, old).detach()
+
+
+def test_fingerprint_is_that_of_the_network_inside(flux: Setting) -> None:
+    """``torch.compile`` wraps the network, and the policy is still for it."""
+    pipe = flux.another().pipe
+    shape = flux.run.latents[0].shape[1:]
+    pipe.transformer = torch.compile(pipe.transformer, backend="eager")
+    now = fingerprint(pipe, sigmas=flux.sigmas, latent_shape=shape)
+    assert replace(now, guidance=flux.facts.guidance) == flux.facts
+
+
+def test_fingerprint_covers_all_networks(wan: Setting, experts: Setting) -> None:
+    assert list(find_denoisers(experts.pipe)) == ["transformer", "transformer_2"]
+    assert list(find_denoisers(wan.pipe)) == ["transformer"]
+    assert experts.facts.denoiser == wan.facts.denoiser
+    assert experts.facts.denoiser_hash != wan.facts.denoiser_hash
+
+
+def test_command_that_calibrates_another_number_of_steps(flux: Setting) -> None:
+    """The same method, the same share of computed steps, the name quoted for a shell."""
+    assert model_name(flux.pipe) is None
+    command = calibrate_command(flux.paper_policy(), "my models/flux", steps=30)
+    assert command == (
+        "ertacache calibrate 'my models/flux' --prompts prompts.txt --method paper "
+        "--steps 30 --compute-steps 19 -o policy-30.safetensors"
+    )
