@@ -17,7 +17,7 @@ def _setting(name: str) -> Setting:
 
 @pytest.fixture(params=["flux", "wan", "cogvideox", "sd3"])
 def setting(request: pytest.FixtureRequest) -> Setting:
-    """A pipeline of every kind, with its untouched run."""
+    """A pipeline of every kind, with its full run."""
     return _setting(request.param)
 
 

@@ -8,11 +8,12 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
-from ertacache.core.gram import profile_run
-from ertacache.core.solver import Trajectory
+from ertacache.core.gram import Trajectory, profile_run
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import Profile, ProfiledPrompt
-from ertacache.integration import fingerprint, nominal, read_sigmas, record_run
+from ertacache.integration.identity import fingerprint
+from ertacache.integration.record import record
+from ertacache.integration.schedulers import first_order_update, read_sigmas
 
 STEPS = 10
 
@@ -35,7 +36,7 @@ class Field(nn.Module):
 
 
 class Sampling:
-    """What all pipelines do: a table, then network and step in turns."""
+    """What all pipelines do: set the timesteps, then network and step in turns."""
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler, self.unet, self.guidance_scale = scheduler, Field(), 1.0
@@ -47,13 +48,13 @@ class Sampling:
         num_inference_steps: int = STEPS,
         seed: int = 0,
         start: int = 0,
-        told: bool = False,
+        announced: bool = False,
         latents: Tensor | None = None,
         **extra: Any,
     ) -> Tensor:
         extra.pop("output_type", None)
         self.scheduler.set_timesteps(num_inference_steps)
-        if told:
+        if announced:
             self.scheduler.set_begin_index(start)
         noise = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(seed))
         x = noise * getattr(self.scheduler, "init_noise_sigma", 1.0) if latents is None else latents
@@ -68,10 +69,11 @@ class Sampling:
         run, sigmas = self.record()
         facts = fingerprint(self, sigmas=sigmas, latent_shape=(3, 4))
         prompts = tuple(ProfiledPrompt("", seed) for seed in range(2))
-        return Profile(facts, sigmas, nominal(self.scheduler), profile_run(run), prompts)
+        return Profile(facts, sigmas, first_order_update(self.scheduler), profile_run(run), prompts)
 
     def record(self) -> tuple[Trajectory, Tensor]:
-        return record_run(self)
+        full = record(self)
+        return full.run, full.sigmas
 
     def policy(self, plan: Any) -> Policy:
         self.scheduler.set_timesteps(STEPS)

@@ -1,29 +1,35 @@
-"""What the tests share: a pipeline with its untouched run, plans, policies and spies."""
+"""What the tests share: a pipeline with its full run, plans, policies and observers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ertacache.core.plan import PaperPlan, TrajectoryPlan
-from ertacache.core.solver import Trajectory
-from ertacache.core.timesteps import adjusted_sigmas
+from ertacache.core.gram import Trajectory
+from ertacache.core.paper import adjusted_sigmas
+from ertacache.core.plans import PaperPlan, TrajectoryPlan
 from ertacache.formats.fingerprint import Fingerprint
 from ertacache.formats.policy import Policy
-from ertacache.integration import fingerprint, nominal, record_run
+from ertacache.integration.attach import attach
+from ertacache.integration.identity import fingerprint
+from ertacache.integration.record import record
+from ertacache.integration.schedulers import first_order_update
+from ertacache.integration.tracker import NetworkCall, StepCall
 from tests.integration.tiny import CASES, STEPS, Case, call_arguments, generate
 
 COMPUTED = (0, 1, 3, 6, 7)
+METHODS = ("trajectory", "paper")
 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """A pipeline, its untouched run, and what a policy for it needs."""
+    """A pipeline, its full run, and what a policy for it needs."""
 
     pipe: Any
     case: Case
@@ -34,6 +40,36 @@ class Setting:
 
     def generate(self, **changes: Any) -> Tensor:
         return generate(self.pipe, self.case, **changes)
+
+    def another(self) -> Setting:
+        """The same with a pipeline of its own, of equal weights."""
+        return replace(self, pipe=self.case.build())
+
+    @cached_property
+    def attached(self) -> Tensor:
+        """The result under ``trajectory_policy``."""
+        return self._result(self.trajectory_policy())
+
+    @cached_property
+    def attached_paper(self) -> Tensor:
+        """The result under ``paper_policy``."""
+        return self._result(self.paper_policy())
+
+    def _result(self, policy: Policy) -> Tensor:
+        other = self.another()  # a policy may be attached to this one
+        with attach(other.pipe, policy):
+            return other.generate()
+
+    def policy_of(self, method: str) -> tuple[Policy, Tensor]:
+        """A policy of either method, and the result under it."""
+        if method == "trajectory":
+            return self.trajectory_policy(), self.attached
+        return self.paper_policy(), self.attached_paper
+
+    @property
+    def branches(self) -> int:
+        """Calls of the network per step: Wan has its guidance in a call of its own."""
+        return 2 if self.case is CASES["wan"] else 1
 
     def policy(self, plan: TrajectoryPlan | PaperPlan, **changes: Any) -> Policy:
         return Policy(plan, self.sigmas, fingerprint=self.facts, **changes)
@@ -48,9 +84,10 @@ class Setting:
 def make_setting(name: str) -> Setting:
     case = CASES[name]
     pipe = case.build()
-    run, sigmas = record_run(pipe, **call_arguments(case))
-    facts = fingerprint(pipe, sigmas=sigmas, latent_shape=run.latents[0].shape[1:])
-    return Setting(pipe, case, run, sigmas, nominal(pipe.scheduler), facts)
+    full = record(pipe, **call_arguments(case))
+    facts = fingerprint(pipe, sigmas=full.sigmas, latent_shape=full.run.latents[0].shape[1:])
+    update = first_order_update(pipe.scheduler)
+    return Setting(pipe, case, full.run, full.sigmas, update, facts)
 
 
 def trajectory_plan(update: Tensor, compute_steps: Sequence[int]) -> TrajectoryPlan:
@@ -58,8 +95,9 @@ def trajectory_plan(update: Tensor, compute_steps: Sequence[int]) -> TrajectoryP
     generator = torch.Generator().manual_seed(1)
     T = len(update)
     share = torch.rand(T, 3, generator=generator, dtype=torch.float64)
-    latent = update[:, 0] * (1 + 0.01 * torch.rand(T, generator=generator, dtype=torch.float64))
-    return TrajectoryPlan(tuple(compute_steps), latent, update[:, 1:] * share)
+    latent = update[:, :1] * (1 + 0.01 * torch.rand(T, 1, generator=generator, dtype=torch.float64))
+    coefficients = torch.cat([latent, update[:, 1:] * share], dim=1)
+    return TrajectoryPlan(tuple(compute_steps), coefficients[:, None])
 
 
 def paper_plan(
@@ -73,10 +111,10 @@ def paper_plan(
     """Intervals of reused steps shrunk by ``scale``, and a small rectification."""
     T = len(sigmas) - 1
     phi = torch.tensor([1.0 if k in compute_steps else scale for k in range(T)])
-    table = sigmas if scale == 1 else adjusted_sigmas(sigmas, phi)
+    adjusted = sigmas if scale == 1 else adjusted_sigmas(sigmas, phi)
     gain = torch.linspace(-0.1, 0.2, T, dtype=torch.float64) if rectified else None
     bias = torch.linspace(-2.1, -1.9, T, dtype=torch.float64) if rectified else None
-    return PaperPlan(tuple(compute_steps), reuse, table, gain, bias)
+    return PaperPlan(tuple(compute_steps), reuse, adjusted, gain, bias)
 
 
 @dataclass
@@ -90,7 +128,7 @@ class Seen:
 
 @contextmanager
 def watch_steps(pipe: Any) -> Iterator[Seen]:
-    """Look on from above the attached step."""
+    """Observe from above the attached step."""
     seen, below = Seen([], [], []), pipe.scheduler.step
 
     def step(model_output: Tensor, timestep: Any, sample: Tensor, **kwargs: Any) -> Any:
@@ -107,9 +145,31 @@ def watch_steps(pipe: Any) -> Iterator[Seen]:
         pipe.scheduler.step = below
 
 
+class Observer:
+    """A follower that changes nothing, and notes what is reported to it."""
+
+    def __init__(self, num_steps: int) -> None:
+        self.num_steps = num_steps
+        self.events: list[Any] = []
+
+    def call(self, call: NetworkCall) -> Any:
+        self.events.append(("call", call.step, call.index))
+        return call.compute()
+
+    def step(self, call: StepCall) -> Any:
+        self.events.append(("step", call.step, call.calls))
+        return call.original_step()
+
+    def end(self, *, failed: bool, restarted: bool) -> None:
+        self.events.append(("end", failed, restarted))
+
+    def loop_left(self, *, failed: bool) -> None:
+        self.events.append(("loop left", failed))
+
+
 @contextmanager
 def count_calls(*networks: Any) -> Iterator[list[Any]]:
-    """Note every time a network really runs: its last layer is reached."""
+    """Note every evaluation of a network: its last layer is reached."""
     calls: list[Any] = []
     hooks = [n.proj_out.register_forward_hook(lambda *_, n=n: calls.append(n)) for n in networks]
     try:
@@ -121,7 +181,9 @@ def count_calls(*networks: Any) -> Iterator[list[Any]]:
 
 __all__ = [
     "COMPUTED",
+    "METHODS",
     "STEPS",
+    "Observer",
     "Seen",
     "Setting",
     "count_calls",

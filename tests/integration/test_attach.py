@@ -1,41 +1,30 @@
-"""What ``attach`` refuses, warns of, counts, and leaves to others."""
+"""What ``attach`` refuses, warns of and replaces, and how its policy is found and let go again."""
 
 from __future__ import annotations
 
+import copy
 import warnings
 import weakref
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from diffusers import UniPCMultistepScheduler
-from torch import Tensor, nn
 
-from ertacache.core.plan import PaperPlan
 from ertacache.formats.policy import PolicyError
-from ertacache.integration import attach
-from ertacache.integration.run import Run, move
-from tests.integration.setting import (
-    COMPUTED,
-    STEPS,
-    Setting,
-    count_calls,
-    make_setting,
-    watch_steps,
-)
-from tests.integration.tiny import CASES
+from ertacache.integration.attach import attach, detach, find_handle, summary
+from ertacache.integration.record import record
+from tests.integration.setting import COMPUTED, METHODS, STEPS, Setting, count_calls, watch_steps
+from tests.integration.tiny import call_arguments
 
 
 def test_policy_from_a_file(flux: Setting, tmp_path: Path) -> None:
-    policy, path = flux.trajectory_policy(), tmp_path / "policy.safetensors"
-    policy.save(path)
-    with attach(flux.pipe, policy):
-        expected = flux.generate()
+    path = tmp_path / "policy.safetensors"
+    flux.trajectory_policy().save(path)
     for given in (path, str(path)):
         with attach(flux.pipe, given) as handle:
-            assert torch.equal(flux.generate(), expected)
+            assert torch.equal(flux.generate(), flux.attached)
         assert handle.policy.compute_steps == COMPUTED
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(PolicyError, match="cannot load"):
@@ -58,21 +47,21 @@ def test_wrong_number_of_steps(setting: Setting) -> None:
         assert handle.stats.runs == 0
 
 
-def test_wrong_table(flux: Setting) -> None:
-    table = torch.linspace(1, 0.05, STEPS).tolist()
+def test_wrong_sigma_schedule(flux: Setting) -> None:
+    sigmas = torch.linspace(1, 0.05, STEPS).tolist()
     with (
         attach(flux.pipe, flux.trajectory_policy()),
         count_calls(flux.pipe.transformer) as calls,
-        pytest.raises(PolicyError, match=r"sigma table is .* off the policy's"),
+        pytest.raises(PolicyError, match=r"sigma schedule differs from the policy's by \d"),
     ):
-        flux.generate(sigmas=table)
+        flux.generate(sigmas=sigmas)
     assert not calls
 
 
-def test_rounding_of_the_table_is_no_difference(flux: Setting) -> None:
-    table = (torch.linspace(1, 1 / STEPS, STEPS) + 1e-6).tolist()
+def test_rounding_of_the_sigmas_is_no_difference(flux: Setting) -> None:
+    sigmas = (torch.linspace(1, 1 / STEPS, STEPS) + 1e-6).tolist()
     with attach(flux.pipe, flux.trajectory_policy()) as handle:
-        flux.generate(sigmas=table)
+        flux.generate(sigmas=sigmas)
     assert handle.stats.last.reused_steps == STEPS - len(COMPUTED)
 
 
@@ -89,7 +78,7 @@ def test_wrong_scheduler(wan: Setting) -> None:
 def test_wrong_pipeline_and_model(flux: Setting, wan: Setting, experts: Setting) -> None:
     with pytest.raises(PolicyError, match="pipeline is 'WanPipeline', was 'FluxPipeline'"):
         attach(wan.pipe, flux.trajectory_policy())
-    with pytest.raises(PolicyError, match=r"denoiser_hash is .* or calibrate one for this"):
+    with pytest.raises(PolicyError, match=r"denoiser_hash is .* or calibrate a new one"):
         attach(experts.pipe, wan.trajectory_policy())
     with pytest.raises(TypeError, match="needs a scheduler and one of transformer"):
         attach(object(), flux.trajectory_policy())  # type: ignore[arg-type]
@@ -134,10 +123,8 @@ def negative(setting: Setting, count: int) -> dict[str, Any]:
 
 
 def test_two_pipelines_at_once(flux: Setting) -> None:
-    other = make_setting("flux")
-    slow, fast = flux.trajectory_policy(), other.paper_policy((0, 7))
-    with attach(flux.pipe, slow):
-        first = flux.generate()
+    other = flux.another()
+    fast = other.paper_policy((0, 7))
     with attach(other.pipe, fast):
         second = other.generate()
 
@@ -146,36 +133,15 @@ def test_two_pipelines_at_once(flux: Setting) -> None:
             assert torch.equal(other.generate(), second)
         return values
 
-    with attach(flux.pipe, slow) as a, attach(other.pipe, fast) as b:
-        assert torch.equal(flux.generate(callback_on_step_end=meanwhile), first)
+    with attach(flux.pipe, flux.trajectory_policy()) as a, attach(other.pipe, fast) as b:
+        assert torch.equal(flux.generate(callback_on_step_end=meanwhile), flux.attached)
     assert a.stats.last.computed_steps == len(COMPUTED)
     assert b.stats.last.computed_steps == 2
 
 
-def test_stats(setting: Setting) -> None:
-    branches = 2 if setting.case is CASES["wan"] else 1
-    latent = setting.run.latents[0].nbytes
-    with attach(setting.pipe, setting.trajectory_policy()) as handle:
-        assert handle.stats.runs == 0
-        setting.generate()
-        one = handle.stats
-        setting.generate()
-        two = handle.stats
-    assert one.last == one.total
-    assert (one.runs, one.last.computed_steps, one.last.reused_steps) == (1, len(COMPUTED), 3)
-    assert one.last.denoiser_calls == branches * len(COMPUTED)
-    assert one.last.denoiser_seconds > 0
-    assert two.total == one.last + two.last
-    assert two.runs == 2
-    assert handle.stats == two  # also after detach
-    # Three outputs of history, and the branches of guidance; Flux has none, so they are one.
-    guided = 0 if setting.case is CASES["flux"] else 2
-    assert one.last.cached_bytes == (3 + guided) * latent == two.total.cached_bytes
-
-
-@pytest.mark.parametrize("method", ["trajectory", "paper"])
+@pytest.mark.parametrize("method", METHODS)
 def test_nothing_is_held_after_a_run(flux: Setting, method: str) -> None:
-    policy = flux.trajectory_policy() if method == "trajectory" else flux.paper_policy()
+    policy, _ = flux.policy_of(method)
     with attach(flux.pipe, policy):
         with watch_steps(flux.pipe) as seen:
             flux.generate()
@@ -185,32 +151,10 @@ def test_nothing_is_held_after_a_run(flux: Setting, method: str) -> None:
 
 
 def test_history_on_another_device(setting: Setting) -> None:
-    for policy in (setting.trajectory_policy(), setting.paper_policy()):
-        with attach(setting.pipe, policy):
-            expected = setting.generate()
+    for method in METHODS:
+        policy, expected = setting.policy_of(method)
         with attach(setting.pipe, policy, cache_device="cpu"):
             assert torch.equal(setting.generate(), expected)
-
-
-def test_outputs_come_back_from_the_other_device() -> None:
-    run, module = make_run(cache_device=torch.device("meta")), nn.Identity()
-    run.start()
-    run.enter(module)
-    run.remember(0, {"sample": torch.ones(2)}, seconds=0.0)
-    assert run.stats.last.cached_bytes == 8
-    run.advance()
-    run.enter(module)
-    # What was on the meta device has no numbers to come back with: it tries, and that is seen.
-    with pytest.raises(NotImplementedError, match="out of meta tensor"):
-        run.replay(0)
-
-
-def test_outputs_move_in_their_structure() -> None:
-    x, meta = torch.ones(2), torch.device("meta")
-    moved = move({"sample": [x, (x, None)]}, meta)
-    assert moved["sample"][0].device == moved["sample"][1][0].device == meta
-    assert isinstance(moved["sample"][1], tuple)
-    assert moved["sample"][1][1] is None
 
 
 def test_two_experts(experts: Setting) -> None:
@@ -237,55 +181,106 @@ def test_two_experts(experts: Setting) -> None:
     assert calls == 2 * [networks[0]] * 2 + 4 * [networks[1]]
 
 
-def make_run(*, per_module: bool = False, cache_device: torch.device | None = None) -> Run:
-    """Four steps of which the first is computed."""
-    return Run(
-        (0,),
-        num_steps=4,
-        per_module=per_module,
-        cache_device=cache_device,
-        held=list,
-        check=lambda step: None,
-    )
+def attributes(pipe: Any) -> list[set[str]]:
+    return [set(vars(part)) for part in (pipe, pipe.scheduler, pipe.transformer)]
 
 
-def test_calls_that_were_never_computed_are() -> None:
-    """A reused step that calls the network more often than the computed one did."""
-    run = make_run(per_module=True)
-    a, b = nn.Identity(), nn.Identity()
-    assert run.enter(a) is None  # outside a run
-    run.start()
-    assert run.enter(a) == 0
-    assert not run.has(0)
-    run.remember(0, "first", seconds=1.0)
-    assert not run.advance()
-    assert (run.enter(a), run.has(0), run.replay(0)) == (0, True, "first")
-    assert (run.enter(b), run.has(1)) == (1, False)
-    run.remember(1, "second", seconds=1.0)
-    assert not run.advance()
-    assert (run.enter(b), run.has(0)) == (0, False)  # another network: computed again
-    run.remember(0, "third", seconds=1.0)
-    assert not run.advance()
-    assert (run.enter(b), run.replay(0)) == (0, "third")
-    assert (run.enter(b), run.has(1)) == (1, False)  # of the first network, and gone with it
-    assert run.advance()
-    assert run.stats.last.computed_steps == 2
-    assert run.stats.last.denoiser_calls == 3
+def test_detach_needs_no_handle(flux: Setting) -> None:
+    before = attributes(flux.pipe)
+    attach(flux.pipe, flux.trajectory_policy())
+    assert torch.equal(flux.generate(), flux.attached)
+    assert detach(flux.pipe) is True
+    assert attributes(flux.pipe) == before
+    assert detach(flux.pipe) is False
+    assert torch.equal(flux.generate(), flux.run.latents[-1])
 
 
-def test_rectification_per_channel(flux: Setting) -> None:
-    """One gain for every channel of the packed latent, in the dimension after the batch."""
-    plan = flux.paper_policy().plan
-    assert isinstance(plan, PaperPlan)
-    assert plan.gain is not None
-    assert plan.bias is not None
-    wide = replace(
-        plan,
-        gain=plan.gain[:, None, None].repeat(1, 1, 16),
-        bias=plan.bias[:, None, None].repeat(1, 1, 16),
-    )
-    results: list[Tensor] = []
-    for policy in (flux.policy(plan), flux.policy(wide)):
-        with attach(flux.pipe, policy):
-            results.append(flux.generate())
-    assert torch.equal(*results)
+def test_summary_needs_no_handle(flux: Setting) -> None:
+    with pytest.raises(RuntimeError, match=r"no policy is attached.*call ertacache\.attach first"):
+        summary(flux.pipe)
+    with attach(flux.pipe, flux.trajectory_policy()) as handle:
+        flux.generate()
+        assert summary(flux.pipe) == handle.summary()
+        assert summary(flux.pipe).startswith("5 of 8 steps computed: ██·█··██\n1 run: 5 steps")
+    with pytest.raises(RuntimeError, match="no policy is attached"):
+        summary(flux.pipe)
+
+
+def test_handle_is_that_of_the_pipeline(flux: Setting) -> None:
+    """Not of one that shares its network, nor of a copy, nor of a recording."""
+    shared = type(flux.pipe)(**flux.pipe.components)
+    shared.scheduler = copy.deepcopy(flux.pipe.scheduler)
+    found: list[Any] = []
+
+    def look(pipe: Any, step: int, timestep: Any, values: Any) -> Any:
+        found.append(find_handle(pipe))
+        return values
+
+    assert find_handle(flux.pipe) is None
+    record(flux.pipe, **call_arguments(flux.case, callback_on_step_end=look))
+    assert found == [None] * STEPS
+    with attach(flux.pipe, flux.trajectory_policy()) as handle:
+        assert find_handle(flux.pipe) is handle
+        assert find_handle(shared) is None
+        assert detach(shared) is False
+        assert find_handle(copy.deepcopy(flux.pipe)) is None
+        assert find_handle(flux.pipe) is handle
+
+
+def test_second_attach_replaces(flux: Setting, caplog: pytest.LogCaptureFixture) -> None:
+    """Reported in one line; the first handle keeps what it counted, and detaches nothing more."""
+    before = attributes(flux.pipe)
+    with caplog.at_level("WARNING", logger="ertacache"):
+        first = attach(flux.pipe, flux.paper_policy((0, 7)))
+        flux.generate()
+        second = attach(flux.pipe, flux.trajectory_policy())
+    (report,) = caplog.records
+    assert (report.name, report.levelname) == ("ertacache", "WARNING")
+    assert report.getMessage().startswith("replacing the attached policy: ")
+    assert repr(second.policy) in report.getMessage()
+    first.detach()
+    assert find_handle(flux.pipe) is second
+    assert torch.equal(flux.generate(), flux.attached)
+    assert (first.stats.runs, first.stats.last.computed_steps) == (1, 2)
+    assert (second.stats.runs, second.stats.last.computed_steps) == (1, len(COMPUTED))
+    second.detach()
+    assert attributes(flux.pipe) == before
+    assert torch.equal(flux.generate(), flux.run.latents[-1])
+
+
+def test_replacement_in_the_middle_of_a_run(flux: Setting) -> None:
+    """The rest of that run is the scheduler's own; the new policy begins with the next."""
+
+    def change(pipe: Any, step: int, timestep: Any, values: Any) -> Any:
+        if step == 3:
+            attach(pipe, flux.trajectory_policy())
+        return values
+
+    attach(flux.pipe, flux.paper_policy())
+    with count_calls(flux.pipe.transformer) as calls:
+        flux.generate(callback_on_step_end=change)
+    assert len(calls) == sum(k <= 3 for k in COMPUTED) + STEPS - 4
+    assert torch.equal(flux.generate(), flux.attached)
+    assert detach(flux.pipe)
+
+
+def test_policy_that_cannot_be_attached_replaces_nothing(
+    flux: Setting, wan: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    with attach(flux.pipe, flux.trajectory_policy()) as handle:
+        with pytest.raises(PolicyError, match="calibrated for another pipeline"):
+            attach(flux.pipe, wan.trajectory_policy())
+        assert find_handle(flux.pipe) is handle
+        assert torch.equal(flux.generate(), flux.attached)
+    assert not caplog.records
+
+
+def test_replacing_warns_once_of_other_conditions(flux: Setting) -> None:
+    """Of the new policy, although it is checked before the old one is let go."""
+    pipe = flux.another().pipe.to(torch.bfloat16)
+    with pytest.warns(UserWarning, match="dtype is"):
+        attach(pipe, flux.trajectory_policy())
+    with pytest.warns(UserWarning, match="dtype is") as seen:
+        attach(pipe, flux.trajectory_policy((0, 4)))
+    assert len(seen) == 1
+    assert detach(pipe)

@@ -14,7 +14,7 @@ from diffusers.models.attention_dispatch import attention_backend
 from peft import LoraConfig, get_peft_model_state_dict
 from torch import nn
 
-from ertacache.integration import attach
+from ertacache.integration.attach import attach
 from tests.integration.setting import COMPUTED, STEPS, Setting
 from tests.integration.tiny import CASES, generate
 
@@ -27,7 +27,7 @@ class Doubling(ModelHook):  # type: ignore[misc]
 @pytest.mark.parametrize("above", [True, False])
 def test_hooks_of_others_survive(flux: Setting, above: bool) -> None:
     """A hook that was there first, or came later, stays in place after ours is gone."""
-    pipe, policy = CASES["flux"].build(), flux.trajectory_policy()
+    pipe, policy = flux.another().pipe, flux.trajectory_policy()
     registry = HookRegistry.check_if_exists_or_initialize(pipe.transformer)
     if not above:
         registry.register_hook(Doubling(), "doubling")
@@ -39,8 +39,7 @@ def test_hooks_of_others_survive(flux: Setting, above: bool) -> None:
         generate(pipe, flux.case)
         assert handle.stats.last.computed_steps == len(COMPUTED)
     if above:
-        doubled = generate(CASES["flux"].build(), flux.case)
-        assert not torch.equal(generate(pipe, flux.case), doubled)
+        assert not torch.equal(generate(pipe, flux.case), flux.run.latents[-1])
     else:
         assert torch.equal(generate(pipe, flux.case), doubled)
     registry.remove_hook("doubling")
@@ -48,7 +47,7 @@ def test_hooks_of_others_survive(flux: Setting, above: bool) -> None:
 
 
 class Offload(accelerate.hooks.ModelHook):  # type: ignore[misc]
-    """Stands for moving the weights: only that it was called matters."""
+    """Takes the place of moving the weights: only that it was called matters."""
 
     calls = 0
 
@@ -60,9 +59,8 @@ class Offload(accelerate.hooks.ModelHook):  # type: ignore[misc]
 @pytest.mark.parametrize("offload_first", [True, False])
 def test_offloading_between_runs(flux: Setting, offload_first: bool) -> None:
     """After each run pipelines take accelerate's hooks away and put them back."""
-    pipe, policy = CASES["flux"].build(), flux.trajectory_policy()
-    with attach(flux.pipe, policy):
-        expected = flux.generate()
+    pipe, policy = flux.another().pipe, flux.trajectory_policy()
+    expected = flux.attached
     network, hook = pipe.transformer, Offload()
     if offload_first:
         accelerate.hooks.add_hook_to_module(network, hook)
@@ -94,7 +92,7 @@ def offload(pipe: Any, kind: str) -> None:
         def unnumbered(module: Any, _: torch.device, **options: Any) -> Any:
             return original(module, device, **options)
 
-        # The pipeline asks for "cpu:0", from which accelerate cannot bring weights back.
+        # The pipeline passes "cpu:0", from which accelerate cannot bring weights back.
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(accelerate, "cpu_offload", unnumbered)
             pipe.enable_sequential_cpu_offload(device=device)
@@ -106,9 +104,8 @@ def offload(pipe: Any, kind: str) -> None:
 @pytest.mark.parametrize("offload_first", [True, False])
 def test_offloading_by_the_pipeline(flux: Setting, kind: str, offload_first: bool) -> None:
     """Before or after attach, run after run, and still there when the policy is gone."""
-    pipe, policy = CASES["flux"].build(), flux.trajectory_policy()
-    with attach(flux.pipe, policy):
-        expected = flux.generate()
+    pipe, policy = flux.another().pipe, flux.trajectory_policy()
+    expected = flux.attached
     if offload_first:
         offload(pipe, kind)
     with attach(pipe, policy) as handle:
@@ -126,28 +123,21 @@ def test_offloading_by_the_pipeline(flux: Setting, kind: str, offload_first: boo
         assert {weight.device.type for weight in network.parameters()} == {"meta"}
 
 
-@pytest.mark.parametrize("how", ["module", "wrapper", "blocks"])
-def test_nothing_is_compiled_again(flux: Setting, how: str) -> None:
-    """One run compiles; its reused steps, more runs and other seeds add nothing."""
-    pipe, policy = CASES["flux"].build(), flux.trajectory_policy()
-    torch.compiler.reset()
-    torch._dynamo.utils.counters.clear()
-    if how == "wrapper":  # replaces the network, so it comes first
-        compile_network(pipe, how)
-    with attach(pipe, policy) as handle:
-        if how != "wrapper":
-            compile_network(pipe, how)
-        graphs = []
-        for seed in range(3):
-            generate(pipe, flux.case, seed=seed)
-            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-        assert handle.stats.total.computed_steps == 3 * len(COMPUTED)
-    torch.compiler.reset()
-    assert graphs[0] > 0
-    assert graphs == 3 * graphs[:1]
+class CountingBackend:
+    """Runs graphs as they are, and counts how often."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        def run(*args: Any) -> Any:
+            self.runs += 1
+            return graph.forward(*args)
+
+        return run
 
 
-def compile_network(pipe: Any, how: str, backend: Any = "eager") -> None:
+def compile_network(pipe: Any, how: str, backend: Any) -> None:
     if how == "module":
         pipe.transformer.compile(backend=backend)
     elif how == "wrapper":
@@ -156,34 +146,44 @@ def compile_network(pipe: Any, how: str, backend: Any = "eager") -> None:
         pipe.transformer.compile_repeated_blocks(backend=backend, fullgraph=True)
 
 
-@pytest.mark.parametrize("how", ["module", "wrapper", "blocks"])
-def test_compiled_network(flux: Setting, how: str) -> None:
-    """The network stays compiled under the hook, and the steps are the plan's."""
-    pipe, policy = CASES["flux"].build(), flux.trajectory_policy()
-    with attach(flux.pipe, policy):
-        expected = flux.generate()
-    ran: list[int] = []
+@pytest.mark.filterwarnings("error")  # such as those of code of ours that cannot be compiled
+@pytest.mark.parametrize(
+    ("how", "compile_first"),
+    # The wrapper replaces the network, so it comes first.
+    [("module", True), ("module", False), ("wrapper", True), ("blocks", True), ("blocks", False)],
+)
+def test_nothing_is_compiled_again(flux: Setting, how: str, compile_first: bool) -> None:
+    """One run compiles; its reused steps, more runs and other seeds add nothing.
 
-    def backend(graph: Any, inputs: Any) -> Any:
-        def run(*args: Any) -> Any:
-            ran.append(1)
-            return graph.forward(*args)
-
-        return run
-
-    compile_network(pipe, how, backend)
-    with attach(pipe, policy) as handle:
-        torch.testing.assert_close(generate(pipe, flux.case), expected, rtol=1e-4, atol=1e-4)
-    assert handle.stats.last.computed_steps == len(COMPUTED)
-    assert len(ran) >= len(COMPUTED)
+    The network stays compiled under the hook, and the steps are the plan's.
+    """
+    pipe, backend = flux.another().pipe, CountingBackend()
     torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    if compile_first:
+        compile_network(pipe, how, backend)
+    with attach(pipe, flux.trajectory_policy()) as handle:
+        if not compile_first:
+            compile_network(pipe, how, backend)
+        graphs, runs = [], []
+        for seed in range(3):
+            result = generate(pipe, flux.case, seed=seed)
+            if seed == 0:
+                torch.testing.assert_close(result, flux.attached, rtol=1e-4, atol=1e-4)
+            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+            runs.append(backend.runs)
+        assert handle.stats.total.computed_steps == 3 * len(COMPUTED)
+    torch.compiler.reset()
+    assert graphs[0] > 0
+    assert graphs == 3 * graphs[:1]
+    assert runs[0] >= len(COMPUTED)
+    assert runs == [runs[0], 2 * runs[0], 3 * runs[0]]
 
 
 @pytest.mark.parametrize("when", ["before", "after", "within"])
 def test_attention_backends(flux: Setting, when: str) -> None:
-    pipe, policy = CASES["flux"].build(), flux.trajectory_policy()
-    with attach(flux.pipe, policy):
-        expected = flux.generate()
+    pipe, policy = flux.another().pipe, flux.trajectory_policy()
+    expected = flux.attached
     if when == "before":
         pipe.transformer.set_attention_backend("_native_math")
     with attach(pipe, policy) as handle:
@@ -212,10 +212,10 @@ def lora(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_loras_come_and_go(flux: Setting, lora: Path) -> None:
-    """Loaded before or after attach it is the same; unloaded, the pictures are as before."""
-    pipe, policy = CASES["flux"].build(), flux.trajectory_policy()
+    """Loaded before or after attach it is the same; unloaded, the results are as before."""
+    pipe, policy = flux.another().pipe, flux.trajectory_policy()
     pipe.load_lora_weights(lora)
-    untouched = generate(pipe, flux.case)
+    full = generate(pipe, flux.case)
     with attach(pipe, policy) as handle:
         adapted = generate(pipe, flux.case)
         pipe.unload_lora_weights()
@@ -223,7 +223,6 @@ def test_loras_come_and_go(flux: Setting, lora: Path) -> None:
         pipe.load_lora_weights(lora)
         assert torch.equal(generate(pipe, flux.case), adapted)
         assert handle.stats.total.computed_steps == 3 * len(COMPUTED)
-    assert torch.equal(generate(pipe, flux.case), untouched)
-    with attach(flux.pipe, policy):
-        assert torch.equal(flux.generate(), plain)
+    assert torch.equal(generate(pipe, flux.case), full)
+    assert torch.equal(flux.attached, plain)
     assert not torch.equal(adapted, plain)

@@ -12,32 +12,24 @@ import torch
 from torch import Tensor
 
 from ertacache.formats.policy import PolicyError
-from ertacache.integration import attach
-from tests.integration.setting import (
-    COMPUTED,
-    STEPS,
-    Setting,
-    count_calls,
-    make_setting,
-    watch_steps,
-)
-from tests.integration.tiny import CASES, generate
+from ertacache.integration.attach import attach
+from tests.integration.setting import COMPUTED, METHODS, STEPS, Setting, count_calls, watch_steps
+from tests.integration.tiny import generate
 
 
-@pytest.mark.parametrize("method", ["trajectory", "paper"])
+@pytest.mark.parametrize("method", METHODS)
 def test_callback_that_edits_the_latent(flux: Setting, method: str) -> None:
     """The edited latent is the one that the next step goes on from, computed or reused."""
 
     def edit(pipe: Any, step: int, timestep: Any, values: Any) -> Any:
         return {"latents": values["latents"] + 0.5} if step in (1, 3) else values
 
-    policy = flux.trajectory_policy() if method == "trajectory" else flux.paper_policy()
-    with attach(flux.pipe, policy), watch_steps(flux.pipe) as seen:
-        plain = flux.generate()
-        edited = flux.generate(callback_on_step_end=edit)
+    policy, plain = flux.policy_of(method)
+    with attach(flux.pipe, policy):
+        with watch_steps(flux.pipe) as seen:
+            edited = flux.generate(callback_on_step_end=edit)
         assert torch.equal(flux.generate(), plain)
-    results = [result[0] for result in seen.results[STEPS : 2 * STEPS]]
-    samples = seen.samples[STEPS : 2 * STEPS]
+    samples, results = seen.samples, [result[0] for result in seen.results]
     for k in range(STEPS - 1):
         shift = 0.5 if k in (1, 3) else 0.0
         assert torch.equal(samples[k + 1], results[k] + shift)
@@ -45,7 +37,7 @@ def test_callback_that_edits_the_latent(flux: Setting, method: str) -> None:
 
 
 def test_several_images_per_prompt(flux: Setting) -> None:
-    """A batch is its pictures one by one, each with its own noise."""
+    """A batch is its images one by one, each with its own noise."""
     with attach(flux.pipe, flux.trajectory_policy()) as handle:
         noise = [torch.Generator().manual_seed(seed) for seed in (0, 1, 2)]
         several = flux.generate(num_images_per_prompt=3, generator=noise)
@@ -66,12 +58,12 @@ CHANGES: list[dict[str, Any]] = [
 
 
 @pytest.mark.filterwarnings("ignore:the policy was calibrated under other conditions")
-@pytest.mark.parametrize("method", ["trajectory", "paper"])
+@pytest.mark.parametrize("method", METHODS)
 def test_settings_change_between_calls(flux: Setting, method: str) -> None:
     """Every run is the one that a freshly attached policy gives, whatever ran before it."""
-    policy = flux.trajectory_policy() if method == "trajectory" else flux.paper_policy()
-    fresh = []
-    for change in CHANGES:
+    policy, plain = flux.policy_of(method)
+    fresh = [plain]
+    for change in CHANGES[1:]:
         with attach(flux.pipe, policy):
             fresh.append(flux.generate(**change))
     with attach(flux.pipe, policy) as handle:
@@ -85,13 +77,10 @@ def test_settings_change_between_calls(flux: Setting, method: str) -> None:
 
 
 def test_two_threads(flux: Setting) -> None:
-    """A pipeline each, both attached: their runs do not know of each other."""
-    other = make_setting("flux")
-    jobs = [(flux, flux.trajectory_policy()), (other, other.paper_policy((0, 7)))]
-    expected = []
-    for setting, policy in jobs:
-        with attach(setting.pipe, policy):
-            expected.append(setting.generate())
+    """A pipeline each, both attached: their runs do not influence each other."""
+    other = flux.another()
+    jobs = [(flux, flux.trajectory_policy()), (other, other.paper_policy())]
+    expected = [flux.attached, flux.attached_paper]
 
     def work(job: Any) -> list[Tensor]:
         setting, policy = job
@@ -105,9 +94,8 @@ def test_two_threads(flux: Setting) -> None:
 
 def test_copy_of_an_attached_pipeline(flux: Setting) -> None:
     """It is not attached, its network is its own, and it can be attached like any other."""
-    pipe, policy = CASES["flux"].build(), flux.trajectory_policy()
+    pipe, policy, expected = flux.another().pipe, flux.trajectory_policy(), flux.attached
     with attach(pipe, policy) as first:
-        expected = generate(pipe, flux.case)
         twin = copy.deepcopy(pipe)
         assert torch.equal(generate(twin, flux.case), flux.run.latents[-1])
         with attach(twin, policy) as second:
@@ -119,7 +107,7 @@ def test_copy_of_an_attached_pipeline(flux: Setting) -> None:
 
             result = generate(pipe, flux.case, callback_on_step_end=meanwhile)
             assert torch.equal(result, expected)
-        assert (first.stats.runs, second.stats.runs) == (2, 1)
+        assert (first.stats.runs, second.stats.runs) == (1, 1)
         with torch.no_grad():
             twin.transformer.proj_out.weight.mul_(2)
         assert not torch.equal(generate(twin, flux.case), flux.run.latents[-1])
@@ -130,8 +118,8 @@ def test_copy_of_an_attached_pipeline(flux: Setting) -> None:
 
 
 def test_saved_while_attached(flux: Setting, tmp_path: Path) -> None:
-    """Byte for byte the folder of a pipeline that was never touched."""
-    folders = [tmp_path / "untouched", tmp_path / "attached"]
+    """Byte for byte the folder of a pipeline without a policy."""
+    folders = [tmp_path / "plain", tmp_path / "attached"]
     flux.pipe.save_pretrained(folders[0])
     with attach(flux.pipe, flux.paper_policy()):
         flux.generate()
@@ -146,7 +134,7 @@ def test_saved_while_attached(flux: Setting, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_with_the_papers_method(flux: Setting, dtype: torch.dtype) -> None:
     """What is reused enters the scheduler's own step in the type of the pipeline's outputs."""
-    pipe = CASES["flux"].build().to(dtype)
+    pipe = flux.another().pipe.to(dtype)
     policy = flux.paper_policy(scale=1.0, rectified=False, reuse="velocity")
     with pytest.warns(UserWarning, match="dtype is"):
         handle = attach(pipe, policy)

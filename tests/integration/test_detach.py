@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from ertacache.formats.policy import Policy, PolicyError
-from ertacache.integration import attach, record_run
-from tests.integration.setting import COMPUTED, Setting, make_setting
+from ertacache.core import steppers
+from ertacache.formats.policy import PolicyError
+from ertacache.integration import run as run_module
+from ertacache.integration.attach import attach
+from ertacache.integration.record import record
+from tests.integration.setting import COMPUTED, METHODS, Setting, make_setting
 from tests.integration.tiny import CASES, call_arguments, generate
 
 
@@ -21,12 +24,9 @@ def attributes(pipe: Any) -> list[set[str]]:
     return [set(vars(part)) for part in (pipe, pipe.scheduler, pipe.transformer)]
 
 
-def both(setting: Setting) -> list[Policy]:
-    return [setting.trajectory_policy(), setting.paper_policy()]
-
-
 def test_run_after_detach_is_bit_equal(setting: Setting) -> None:
-    for policy in both(setting):
+    for method in METHODS:
+        policy, _ = setting.policy_of(method)
         with attach(setting.pipe, policy):
             assert not torch.equal(setting.generate(), setting.run.latents[-1])
         assert torch.equal(setting.generate(), setting.run.latents[-1])
@@ -34,8 +34,8 @@ def test_run_after_detach_is_bit_equal(setting: Setting) -> None:
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_no_attribute_is_left(name: str) -> None:
-    pipe, setting = CASES[name].build(), make_setting(name)
-    other = setting.pipe
+    setting = make_setting(name)  # its pipeline had a run, and no policy
+    pipe, other = setting.another().pipe, setting.pipe
     fresh = attributes(pipe)
     handle = attach(pipe, setting.paper_policy())
     assert attributes(pipe) != fresh
@@ -44,7 +44,6 @@ def test_no_attribute_is_left(name: str) -> None:
     handle.detach()  # a second time does nothing
     with attach(pipe, setting.paper_policy()):
         generate(pipe, CASES[name])
-    generate(other, CASES[name])
     assert attributes(pipe)[:2] == attributes(other)[:2]
     for name in vars(pipe.scheduler).keys() & {"sigmas", "timesteps"}:
         assert torch.equal(getattr(pipe.scheduler, name), getattr(other.scheduler, name))
@@ -69,8 +68,6 @@ def in_the_network(pipe: Any, patch: pytest.MonkeyPatch) -> Any:
 
 @contextmanager
 def in_the_step(pipe: Any, patch: pytest.MonkeyPatch) -> Any:
-    from ertacache.integration import updates
-
     calls = []
 
     def broken(original: Any) -> Any:
@@ -83,20 +80,18 @@ def in_the_step(pipe: Any, patch: pytest.MonkeyPatch) -> Any:
         return call
 
     with patch.context() as inner:
-        inner.setattr(updates, "combine", broken(updates.combine))
-        inner.setattr(updates, "rectify", broken(updates.rectify))
+        inner.setattr(steppers, "combine", broken(steppers.combine))
+        inner.setattr(steppers, "rectify", broken(steppers.rectify))
         yield {}
 
 
 @contextmanager
 def in_set_timesteps(pipe: Any, patch: pytest.MonkeyPatch) -> Any:
-    from ertacache.integration import attach as module
-
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     with patch.context() as inner:
-        inner.setattr(inspect.getmodule(module), "check_run", interrupt)
+        inner.setattr(run_module, "check_run", interrupt)
         yield {}
 
 
@@ -115,10 +110,9 @@ TROUBLES = [in_the_network, in_the_step, in_set_timesteps, between_steps]
 
 @pytest.mark.parametrize("trouble", TROUBLES, ids=lambda t: t.__name__)
 def test_failed_run(setting: Setting, trouble: Trouble, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next attached run is right, and so is the untouched one after detach."""
-    for policy in both(setting):
-        with attach(setting.pipe, policy):
-            expected = setting.generate()
+    """The next attached run is right, and so is the full one after detach."""
+    for method in METHODS:
+        policy, expected = setting.policy_of(method)
         with attach(setting.pipe, policy):
             with (
                 trouble(setting.pipe, monkeypatch) as arguments,
@@ -140,8 +134,9 @@ def test_failed_run(setting: Setting, trouble: Trouble, monkeypatch: pytest.Monk
 def test_network_is_free_after_a_failed_run(
     flux: Setting, trouble: Trouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another pipeline that shares it does not get what the failed run remembered."""
-    for policy in both(flux):
+    """Another pipeline that shares it does not get what the failed run cached."""
+    for method in METHODS:
+        policy, _ = flux.policy_of(method)
         with attach(flux.pipe, policy) as handle:
             shared = type(flux.pipe)(**flux.pipe.components)
             shared.set_progress_bar_config(disable=True)
@@ -156,12 +151,14 @@ def test_network_is_free_after_a_failed_run(
             assert handle.stats == before  # nor is it counted
 
 
-def test_table_of_a_failed_run_is_forgotten(flux: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next run is judged by its own table, not by the one that was put aside before."""
+def test_sigmas_of_a_failed_run_are_forgotten(
+    flux: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run is checked by its own sigmas, not by those that were saved before."""
     with attach(flux.pipe, flux.paper_policy()):
         with between_steps(flux.pipe, monkeypatch) as arguments, pytest.raises(KeyboardInterrupt):
             flux.generate(**arguments)
-        with pytest.raises(PolicyError, match="sigma table"):
+        with pytest.raises(PolicyError, match="sigma schedule differs"):
             flux.generate(sigmas=torch.linspace(1, 0.05, 8).tolist())
 
 
@@ -171,10 +168,9 @@ def test_interrupted_run(flux: Setting) -> None:
         return values
 
     with attach(flux.pipe, flux.trajectory_policy()) as handle:
-        expected = flux.generate()
         flux.generate(callback_on_step_end=stop)
         assert handle.stats.last.computed_steps + handle.stats.last.reused_steps == 4
-        assert torch.equal(flux.generate(), expected)
+        assert torch.equal(flux.generate(), flux.attached)
 
 
 def test_run_ends_with_its_own_loop_only(flux: Setting) -> None:
@@ -193,15 +189,14 @@ def test_run_ends_with_its_own_loop_only(flux: Setting) -> None:
         return values
 
     with attach(flux.pipe, flux.trajectory_policy()) as handle:
-        expected = flux.generate()
         with pytest.raises(KeyboardInterrupt):
             flux.generate(callback_on_step_end=keep)
-        assert torch.equal(flux.generate(callback_on_step_end=meanwhile), expected)
+        assert torch.equal(flux.generate(callback_on_step_end=meanwhile), flux.attached)
         assert handle.stats.last.computed_steps == len(COMPUTED)
 
 
 def test_detach_in_the_middle_of_a_run(flux: Setting) -> None:
-    """The rest of the run is the scheduler's own, on its own table."""
+    """The rest of the run is the scheduler's own, on its own sigmas."""
     handle = attach(flux.pipe, flux.paper_policy())
 
     def leave(pipe: Any, step: int, timestep: Any, values: Any) -> Any:
@@ -210,8 +205,7 @@ def test_detach_in_the_middle_of_a_run(flux: Setting) -> None:
         return values
 
     flux.generate(callback_on_step_end=leave)
-    table = flux.pipe.scheduler.sigmas.double()
-    assert torch.equal(table, flux.sigmas)
+    assert torch.equal(flux.pipe.scheduler.sigmas.double(), flux.sigmas)
     assert torch.equal(flux.generate(), flux.run.latents[-1])
 
 
@@ -240,32 +234,40 @@ def test_copies_of_the_scheduler_are_not_attached(flux: Setting) -> None:
 def test_copies_of_the_pipeline_have_bars_of_their_own(flux: Setting) -> None:
     """A loop of the copy does not end the run of the original."""
     with attach(flux.pipe, flux.trajectory_policy()) as handle:
-        expected = flux.generate()
         twin = copy.deepcopy(flux.pipe)
 
         def meanwhile(pipe: Any, step: int, timestep: Any, values: Any) -> Any:
             with twin.progress_bar(total=1):
                 return values
 
-        assert torch.equal(flux.generate(callback_on_step_end=meanwhile), expected)
+        assert torch.equal(flux.generate(callback_on_step_end=meanwhile), flux.attached)
         assert handle.stats.last.computed_steps == len(COMPUTED)
 
 
-def test_second_attach_says_to_detach_first(flux: Setting) -> None:
+def test_shared_parts_are_refused(flux: Setting) -> None:
+    """A pipeline that shares the network, one that shares the scheduler, and a recording."""
     policy = flux.trajectory_policy()
-    shared = type(flux.pipe)(**flux.pipe.components)
-    shared.scheduler = copy.deepcopy(flux.pipe.scheduler)
-    before = attributes(shared)
+    network, scheduler = (type(flux.pipe)(**flux.pipe.components) for _ in range(2))
+    network.scheduler = copy.deepcopy(flux.pipe.scheduler)
+    scheduler.transformer = flux.another().pipe.transformer
+    before = attributes(network), attributes(scheduler)
     with attach(flux.pipe, policy):
-        expected = flux.generate()
-        for pipe, part in ((flux.pipe, "Scheduler"), (shared, "FluxTransformer2DModel")):
-            with pytest.raises(RuntimeError, match=rf"already attached.*{part}.*detach\(\)"):
+        for pipe, part in (
+            (network, "FluxTransformer2DModel"),
+            (scheduler, "FlowMatchEulerDiscreteScheduler"),
+        ):
+            refused = rf"already attached to this {part}: call ertacache\.detach\(pipe\)"
+            with pytest.raises(RuntimeError, match=refused):
                 attach(pipe, policy)
-            with pytest.raises(RuntimeError, match="already attached"):
-                record_run(pipe, **call_arguments(flux.case))
-        assert attributes(shared)[1] == before[1]
-        assert torch.equal(flux.generate(), expected)
-    attach(shared, policy).detach()
+            with pytest.raises(RuntimeError, match=refused):
+                record(pipe, **call_arguments(flux.case))
+        with pytest.raises(RuntimeError, match="already attached"):
+            record(flux.pipe, **call_arguments(flux.case))
+        assert attributes(network)[1] == before[0][1]
+        assert attributes(scheduler)[2] == before[1][2]
+        assert torch.equal(flux.generate(), flux.attached)
+    attach(network, policy).detach()
+    attach(scheduler, policy).detach()
 
 
 def test_failed_attach_leaves_nothing(experts: Setting) -> None:
@@ -283,10 +285,12 @@ def test_replaced_parts_are_noticed(flux: Setting) -> None:
     with attach(flux.pipe, flux.trajectory_policy()):
         scheduler, network = flux.pipe.scheduler, flux.pipe.transformer
         flux.pipe.scheduler = type(scheduler).from_config(scheduler.config)
-        with pytest.raises(RuntimeError, match=r"pipe.scheduler was replaced: detach"):
+        with pytest.raises(
+            RuntimeError, match=r"pipe\.scheduler was replaced: call ertacache\.detach"
+        ):
             flux.generate()
         flux.pipe.scheduler = scheduler
-        flux.pipe.transformer = CASES["flux"].build().transformer
+        flux.pipe.transformer = flux.another().pipe.transformer
         with pytest.raises(RuntimeError, match="none of the pipeline's networks"):
             flux.generate()
         flux.pipe.transformer = network

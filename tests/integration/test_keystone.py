@@ -1,24 +1,28 @@
-"""The attached pipeline and the reference loops of ``core.sampler`` give the same latents."""
+"""One stepper, two drivers: a pipeline and the loop of ``core.sampler`` reach the same latents."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
 from ertacache.core.gram import profile_run
-from ertacache.core.plan import PaperPlan, TrajectoryPlan
-from ertacache.core.sampler import combine, run_paper, run_trajectory
-from ertacache.core.solve import Fit, fit_plans
+from ertacache.core.plans import TrajectoryPlan
+from ertacache.core.sampler import run
+from ertacache.core.simulate import Fit, fit_plans
+from ertacache.core.steppers import PaperStepper, TrajectoryStepper, combine, make_stepper
 from ertacache.formats.policy import Policy
-from ertacache.integration import attach, fingerprint, nominal, record_run
+from ertacache.integration.attach import Handle, attach
+from ertacache.integration.identity import fingerprint
+from ertacache.integration.record import record
+from ertacache.integration.schedulers import first_order_update
 from ertacache.models import MODELS, load_pipeline, load_prompts
+from tests.integration.reference import OriginalSteps, flux_denoiser, replayed
 from tests.integration.setting import (
     COMPUTED,
+    METHODS,
     STEPS,
     Setting,
     count_calls,
@@ -28,54 +32,22 @@ from tests.integration.setting import (
 from tests.integration.tiny import CASES, call_arguments, generate
 
 
-def flux_denoiser(pipe: Any, **call: Any) -> Callable[[Tensor, Tensor], Tensor]:
-    """The pipeline's network, guided if the call is, with all but latent and time held fixed."""
-    seen: list[dict[str, Any]] = []
-    hook = pipe.transformer.register_forward_pre_hook(
-        lambda _, args, kwargs: seen.append(kwargs), with_kwargs=True
-    )
-    pipe(**call | {"num_inference_steps": 1})
-    hook.remove()
-
-    @torch.no_grad()
-    def denoise(x: Tensor, sigma: Tensor) -> Tensor:
-        t = (sigma.float() * 1000).expand(len(x)).to(x.dtype)
-        changes = {"hidden_states": x, "timestep": t / 1000}
-        outputs = [pipe.transformer(**(arguments | changes))[0] for arguments in seen]
-        v: Tensor = outputs[0]
-        for away in outputs[1:]:
-            v = away + call["true_cfg_scale"] * (v - away)
-        return v
-
-    return denoise
-
-
-class Stock:
-    """A FlowMatchEuler scheduler that nobody touched, on any table."""
-
-    def __init__(self, sigmas: Tensor) -> None:
-        self._scheduler = FlowMatchEulerDiscreteScheduler(shift=1.0)
-        self._scheduler.set_timesteps(sigmas=sigmas[:-1].tolist())
-        self._scheduler.set_begin_index(0)
-
-    def step(self, model_output: Tensor, step: int, sample: Tensor) -> Tensor:
-        t = self._scheduler.timesteps[step]
-        result: Tensor = self._scheduler.step(model_output, t, sample, return_dict=False)[0]
-        return result
-
-
 def test_trajectory_on_flux(flux: Setting) -> None:
     policy = flux.trajectory_policy()
-    assert isinstance(policy.plan, TrajectoryPlan)
     denoise = flux_denoiser(flux.pipe, **call_arguments(flux.case))
-    expected = run_trajectory(
-        denoise, flux.run.latents[0], sigmas=flux.sigmas, plan=policy.plan
-    ).latents[-1]
-    with attach(flux.pipe, policy), count_calls(flux.pipe.transformer) as calls:
-        assert torch.equal(flux.generate(), expected)
+    stepper = make_stepper(policy.plan)
+    assert isinstance(stepper, TrajectoryStepper)
+    expected = run(denoise, flux.run.latents[0], stepper, sigmas=flux.sigmas)
+    with (
+        attach(flux.pipe, policy),
+        count_calls(flux.pipe.transformer) as calls,
+        watch_steps(flux.pipe) as seen,
+    ):
+        assert torch.equal(flux.generate(), expected[-1])
         assert len(calls) == len(COMPUTED)
-        assert torch.equal(flux.generate(), expected)  # and again
-    assert not torch.equal(flux.run.latents[-1], expected)
+        assert all(map(torch.equal, seen.samples, expected))
+        assert torch.equal(flux.generate(), expected[-1])  # and again
+    assert not torch.equal(flux.run.latents[-1], expected[-1])
 
 
 @pytest.mark.parametrize("reuse", ["residual", "velocity"])
@@ -83,21 +55,35 @@ def test_trajectory_on_flux(flux: Setting) -> None:
 @pytest.mark.parametrize("rectified", [True, False])
 def test_paper_on_flux(flux: Setting, reuse: str, scale: float, rectified: bool) -> None:
     policy = flux.paper_policy(reuse=reuse, scale=scale, rectified=rectified)
-    assert isinstance(policy.plan, PaperPlan)
     denoise, noise = flux_denoiser(flux.pipe, **call_arguments(flux.case)), flux.run.latents[0]
-    expected = run_paper(denoise, noise, plan=policy.plan, solver=Stock).latents[-1]
+
+    def core(**solver: Any) -> Tensor:
+        stepper = make_stepper(policy.plan)
+        assert isinstance(stepper, PaperStepper)
+        return run(denoise, noise, stepper, sigmas=flux.sigmas, **solver)[-1]
+
     with attach(flux.pipe, policy), count_calls(flux.pipe.transformer) as calls:
         result = flux.generate()
-    assert torch.equal(result, expected)
+    assert torch.equal(result, core(solver=OriginalSteps))
     assert len(calls) == len(COMPUTED)
     # The Euler of core keeps its intervals in float64, the scheduler in float32.
-    euler = run_paper(denoise, noise, plan=policy.plan).latents[-1]
+    euler = core()
     torch.testing.assert_close(result, euler, rtol=0, atol=1e-4 * float(euler.abs().max()))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stepper_that_is_given_is_the_one_that_runs(flux: Setting, method: str) -> None:
+    """As calibration does: the policy is there for its sigmas and its fingerprint."""
+    policy, expected = flux.policy_of(method)
+    stepper = make_stepper(policy.plan)
+    with Handle(flux.pipe, flux.paper_policy((0, 7), scale=1.0), stepper=stepper) as handle:
+        assert torch.equal(flux.generate(), expected)
+    assert handle.stats.last.computed_steps == len(COMPUTED)
 
 
 def test_both_methods_on_the_bundled_model() -> None:
     """The trained weights, with real coefficients and with guidance in two calls per step."""
-    pipe, steps, computed = load_pipeline("emoji-flux"), 12, (0, 1, 3, 6, 8, 11)
+    pipe, steps, computed = load_pipeline("emoji-flux"), 8, (0, 1, 3, 6, 7)
     call = MODELS["emoji-flux"].call_arguments | {
         "prompt": load_prompts("emoji-flux", "heldout")[0],
         "num_inference_steps": steps,
@@ -108,50 +94,42 @@ def test_both_methods_on_the_bundled_model() -> None:
         result: Tensor = pipe(**call, generator=torch.Generator().manual_seed(7))[0]
         return result
 
-    run, sigmas = record_run(pipe, **call, generator=torch.Generator().manual_seed(7))
-    update = nominal(pipe.scheduler)
-    (plan,) = fit_plans(profile_run(run), update, schedules=[computed], fit=Fit())
-    paper = paper_plan(sigmas, computed)
-    denoise, noise = flux_denoiser(pipe, **call), run.latents[0]
-    expected = {
-        plan: run_trajectory(denoise, noise, sigmas=sigmas, plan=plan),
-        paper: run_paper(denoise, noise, plan=paper, solver=Stock),
-    }
+    full = record(pipe, **call, generator=torch.Generator().manual_seed(7))
+    sigmas, noise = full.sigmas, full.run.latents[0]
+    update, statistics = first_order_update(pipe.scheduler), profile_run(full.run)
+    (plan,) = fit_plans(statistics, update, schedules=[computed], fit=Fit())
+    denoise = flux_denoiser(pipe, **call)
     facts = fingerprint(pipe, sigmas=sigmas, latent_shape=noise.shape[1:])
-    for made, reference in expected.items():
+    for made in (plan, paper_plan(sigmas, computed)):
+        stepper = make_stepper(made)
+        expected = run(denoise, noise, stepper, sigmas=sigmas, solver=OriginalSteps)[-1]
         with (
             attach(pipe, Policy(made, sigmas, fingerprint=facts)),
             count_calls(pipe.transformer) as calls,
         ):
-            assert torch.equal(generate_latents(), reference.latents[-1])
+            assert torch.equal(generate_latents(), expected)
         assert len(calls) == 2 * len(computed)
-        assert not torch.equal(reference.latents[-1], run.latents[-1])
-    assert torch.equal(generate_latents(), run.latents[-1])
+        assert not torch.equal(expected, full.run.latents[-1])
+    assert torch.equal(generate_latents(), full.run.latents[-1])
 
 
 def test_trajectory_replays_recorded_outputs(setting: Setting) -> None:
     """Whatever the scheduler and the guidance: the plan's sums of the outputs the scheduler saw."""
     policy = setting.trajectory_policy()
-    assert isinstance(policy.plan, TrajectoryPlan)
     with (
         attach(setting.pipe, policy),
         watch_steps(setting.pipe) as seen,
         count_calls(setting.pipe.transformer) as calls,
     ):
         result = setting.generate()
-    outputs = iter(v for k, v in enumerate(seen.outputs) if k in COMPUTED)
-    expected = run_trajectory(
-        lambda x, sigma: next(outputs), seen.samples[0], sigmas=setting.sigmas, plan=policy.plan
-    )
-    for k, x in enumerate(seen.samples):
-        assert torch.equal(x, expected.latents[k])
-    assert torch.equal(result, expected.latents[-1])
-    branches = 2 if setting.case is CASES["wan"] else 1
-    assert len(calls) == branches * len(COMPUTED)
+    expected = replayed(policy, seen)
+    for x, y in zip((*seen.samples, result), expected, strict=True):
+        assert torch.equal(x, y)
+    assert len(calls) == setting.branches * len(COMPUTED)
 
 
 def test_paper_replays_recorded_outputs(setting: Setting) -> None:
-    """On the nominal table the output is substituted and the scheduler's own step is taken."""
+    """On the nominal sigmas the output is substituted and the scheduler's own step is taken."""
     policy = setting.paper_policy(scale=1.0, rectified=False, reuse="velocity")
     with attach(setting.pipe, policy), watch_steps(setting.pipe) as seen:
         result = setting.generate()
@@ -167,8 +145,8 @@ def test_paper_replays_recorded_outputs(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("setting", ["flux", "cogvideox", "sd3"], indirect=True)
-def test_all_steps_computed_with_the_nominal_update_is_the_untouched_run(setting: Setting) -> None:
-    plan = TrajectoryPlan(tuple(range(STEPS)), setting.nominal[:, 0], setting.nominal[:, 1:])
+def test_all_steps_computed_with_the_first_order_update_is_the_full_run(setting: Setting) -> None:
+    plan = TrajectoryPlan(tuple(range(STEPS)), setting.nominal[:, None])
     with attach(setting.pipe, setting.policy(plan)):
         result = setting.generate()
     # Not equal to the bit: ``add(v, alpha=a)`` rounds once, the schedulers' product and sum twice.
@@ -177,14 +155,14 @@ def test_all_steps_computed_with_the_nominal_update_is_the_untouched_run(setting
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_summed_in_single(flux: Setting, dtype: torch.dtype) -> None:
-    pipe = CASES["flux"].build().to(dtype)
+    pipe = flux.another().pipe.to(dtype)
     policy = flux.trajectory_policy()
     assert isinstance(policy.plan, TrajectoryPlan)
     with pytest.warns(UserWarning, match=r"dtype is '\w+16', was 'float32'"):
         handle = attach(pipe, policy)
     with handle, watch_steps(pipe) as seen:
         result = generate(pipe, flux.case)
-    rows = torch.cat([policy.plan.latent[:, None], policy.plan.outputs], dim=1).tolist()
+    rows = policy.plan.coefficients[:, 0].tolist()
     past: list[Tensor] = []
     for k, (x, v) in enumerate(zip(seen.samples, seen.outputs, strict=True)):
         past = [v, *past][:3] if k in COMPUTED else past

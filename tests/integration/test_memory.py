@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ertacache.integration import Handle, attach
-from tests.integration.setting import Setting
+from ertacache.integration.attach import Handle, attach
+from tests.integration.setting import METHODS, Setting
 
 HISTORY = {"trajectory": 3, "paper": 1}
 GENERATIONS = 200
@@ -28,7 +28,7 @@ def frozen(flux: Setting) -> Iterator[None]:
 
 
 def attach_method(setting: Setting, method: str) -> Handle:
-    policy = setting.trajectory_policy() if method == "trajectory" else setting.paper_policy()
+    policy, _ = setting.policy_of(method)
     return attach(setting.pipe, policy)
 
 
@@ -44,9 +44,9 @@ def watch_bytes(setting: Setting, handle: Handle) -> list[int]:
     return held
 
 
-@pytest.mark.parametrize("method", ["trajectory", "paper"])
+@pytest.mark.parametrize("method", METHODS)
 def test_cache_holds_history_and_two_latents(setting: Setting, method: str) -> None:
-    """History, and a network's answer with and without the prompt: in one call, or in two (Wan)."""
+    """History, and the outputs with and without the prompt: in one call, or in two (Wan)."""
     latent = setting.run.latents[0].nbytes
     with attach_method(setting, method) as handle:
         held = watch_bytes(setting, handle)
@@ -56,16 +56,16 @@ def test_cache_holds_history_and_two_latents(setting: Setting, method: str) -> N
 
 
 @pytest.mark.usefixtures("frozen")
-@pytest.mark.parametrize("method", ["trajectory", "paper"])
+@pytest.mark.parametrize("method", METHODS)
 def test_an_attached_run_needs_no_more_than_that(flux: Setting, method: str) -> None:
-    """Counted from outside, guided in two calls: what lives on top of the untouched run."""
+    """Counted from outside, guided in two calls: what lives on top of the full run."""
     latent = flux.run.latents[0].nbytes
     plain = most_live_bytes(flux)
     with attach_method(flux, method) as handle:
         attached = most_live_bytes(flux)
         held = handle.stats.last.cached_bytes
     assert held == (HISTORY[method] + 2) * latent
-    # The answers to the last prompt pair live in the untouched run as well.
+    # The outputs for the last prompt pair live in the full run as well.
     assert latent <= attached - plain <= held
 
 
@@ -117,7 +117,7 @@ def test_two_hundred_generations_do_not_grow(flux: Setting) -> None:
 
 
 @pytest.mark.usefixtures("frozen")
-@pytest.mark.parametrize("method", ["trajectory", "paper"])
+@pytest.mark.parametrize("method", METHODS)
 def test_attaching_again_and_again_does_not_grow(flux: Setting, method: str) -> None:
     counts = []
     for _ in range(3):

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ertacache.core.plan import PaperPlan
+from ertacache.core.plans import PaperPlan
 from ertacache.formats.policy import PolicyError
-from ertacache.integration import attach
+from ertacache.integration.attach import attach
 from tests.integration.sampling import DETERMINISTIC, STEPS, Sampling, make
 from tests.integration.setting import Setting, paper_plan, watch_steps
-from tests.integration.test_guards import PLANNED, policy_of
+from tests.integration.test_warnings import PLANNED, policy_of
 
 # One of the schedulers makes an array of a tensor in a way that numpy is about to drop.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")
@@ -43,14 +43,14 @@ class Cropping(Sampling):
 @pytest.mark.parametrize("name", list(DETERMINISTIC))
 @pytest.mark.parametrize("at", [4, 5])
 def test_latent_of_another_shape(name: str, at: int) -> None:
-    """On a computed and on a reused step: from there on it is the scheduler's untouched run."""
+    """On a computed and on a reused step: from there on it is the scheduler's own run."""
     sampling = Cropping(make(name))
     policy = policy_of(sampling, "trajectory")
     with attach(sampling, policy) as handle:
         expected = sampling()
         sampling.at = at
-        told = r"from \(2, 3, 4\) to \(2, 2, 4\) at step"
-        with pytest.warns(UserWarning, match=told), watch_steps(sampling) as seen:
+        report = r"from \(2, 3, 4\) to \(2, 2, 4\) at step"
+        with pytest.warns(UserWarning, match=report), watch_steps(sampling) as seen:
             result = sampling()
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
@@ -59,15 +59,15 @@ def test_latent_of_another_shape(name: str, at: int) -> None:
         assert handle.stats.last.computed_steps == before + STEPS - at
         sampling.at = STEPS
         assert torch.equal(sampling(), expected)
-    untouched = sampling(start=at, latents=seen.samples[at])
-    torch.testing.assert_close(result, untouched, rtol=1e-5, atol=1e-6)
+    own = sampling(start=at, latents=seen.samples[at])
+    torch.testing.assert_close(result, own, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", list(DETERMINISTIC))
 def test_latent_of_another_shape_with_the_papers_method(name: str) -> None:
-    """The rest is computed on the plan's own table; an untouched multistep scheduler would fail.
+    """The rest is computed on the plan's own sigmas; a multistep scheduler alone would fail.
 
-    Such schedulers take the table's short steps at first order, where ``rest`` has none.
+    Such schedulers take the short steps at first order, where ``rest`` has none.
     """
     sampling = Cropping(make(name))
     _, sigmas = sampling.record()

@@ -1,27 +1,22 @@
-"""Complete diffusers pipelines of random weights, small enough to build and run in a moment."""
+"""Complete diffusers pipelines of random weights, small enough to build and run in a moment.
+
+Networks, schedulers and autoencoders are those of the compatibility tests; text encoders and
+tokenizers are built here.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from diffusers import (
-    AutoencoderKL,
-    AutoencoderKLCogVideoX,
-    AutoencoderKLWan,
-    CogVideoXDDIMScheduler,
     CogVideoXPipeline,
-    CogVideoXTransformer3DModel,
-    FlowMatchEulerDiscreteScheduler,
     FluxPipeline,
-    FluxTransformer2DModel,
-    SD3Transformer2DModel,
     StableDiffusion3Pipeline,
-    UniPCMultistepScheduler,
     WanPipeline,
-    WanTransformer3DModel,
 )
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
@@ -35,6 +30,23 @@ from transformers import (
     UMT5Config,
     UMT5EncoderModel,
 )
+
+from tests.compatibility import components
+from tests.compatibility.components import awaken, quiet
+
+__all__ = [
+    "CASES",
+    "DIM",
+    "STEPS",
+    "WORDS",
+    "Case",
+    "awaken",
+    "call_arguments",
+    "generate",
+    "quiet",
+    "t5",
+    "tokenizer",
+]
 
 STEPS = 8
 WORDS = ("a", "red", "blue", "circle", "square", "moving", "left", "on", "black")
@@ -69,60 +81,30 @@ def call_arguments(case: Case, *, seed: int = 0, **changes: Any) -> dict[str, An
 
 def flux() -> FluxPipeline:
     words = tokenizer()
-    network = FluxTransformer2DModel(
-        patch_size=1,
-        in_channels=16,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=8,
-        num_attention_heads=2,
-        joint_attention_dim=DIM,
-        pooled_projection_dim=DIM,
-        guidance_embeds=True,
-        axes_dims_rope=(2, 2, 4),
-    )
     return quiet(
         FluxPipeline(
-            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+            scheduler=components.flow().build(),
             text_encoder=clip(words),
             tokenizer=words,
             text_encoder_2=t5(words),
             tokenizer_2=words,
-            vae=image_vae(),
-            transformer=awaken(network),
+            vae=own(components.image_vae),
+            transformer=components.flux().build(),
         )
     )
 
 
 def wan(experts: int = 1) -> WanPipeline:
     words = tokenizer()
-    scheduler = UniPCMultistepScheduler(
-        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
-    )
-    networks = [
-        WanTransformer3DModel(
-            patch_size=(1, 2, 2),
-            num_attention_heads=2,
-            attention_head_dim=12,
-            in_channels=16,
-            out_channels=16,
-            text_dim=DIM,
-            freq_dim=16,
-            ffn_dim=16,
-            num_layers=1,
-            rope_max_seq_len=32,
-        )
-        for _ in range(experts)
-    ]
-    awake = [awaken(network, seed=seed) for seed, network in enumerate(networks)]
+    networks = [components.wan().build(seed=seed) for seed in range(experts)]
     return quiet(
         WanPipeline(
             tokenizer=words,
             text_encoder=t5(words, umt5=True),
-            vae=wan_vae(),
-            scheduler=scheduler,
-            transformer=awake[0],
-            transformer_2=awake[1] if experts == 2 else None,
+            vae=own(components.wan_vae),
+            scheduler=components.UNIPC.build(),
+            transformer=networks[0],
+            transformer_2=networks[1] if experts == 2 else None,
             boundary_ratio=0.7 if experts == 2 else None,
         )
     )
@@ -130,57 +112,26 @@ def wan(experts: int = 1) -> WanPipeline:
 
 def cogvideox() -> CogVideoXPipeline:
     words = tokenizer()
-    network = CogVideoXTransformer3DModel(
-        num_attention_heads=2,
-        attention_head_dim=8,
-        in_channels=4,
-        out_channels=4,
-        time_embed_dim=8,
-        text_embed_dim=DIM,
-        num_layers=1,
-        sample_width=4,
-        sample_height=4,
-        sample_frames=9,
-        temporal_compression_ratio=4,
-        max_text_seq_length=8,
-    )
-    scheduler = CogVideoXDDIMScheduler(
-        prediction_type="v_prediction",
-        rescale_betas_zero_snr=True,
-        timestep_spacing="trailing",
-        clip_sample=False,
-    )
     return quiet(
         CogVideoXPipeline(
             tokenizer=words,
             text_encoder=t5(words),
-            vae=cog_vae(),
-            transformer=awaken(network),
-            scheduler=scheduler,
+            vae=own(components.cog_vae),
+            transformer=components.cogvideox(max_text_seq_length=8).build(),
+            scheduler=components.COG_DDIM.build(),
         )
     )
 
 
 def sd3() -> StableDiffusion3Pipeline:
-    words = tokenizer()
-    network = SD3Transformer2DModel(
-        sample_size=16,
-        patch_size=2,
-        in_channels=4,
-        out_channels=4,
-        num_layers=1,
-        attention_head_dim=8,
-        num_attention_heads=2,
-        caption_projection_dim=16,
-        joint_attention_dim=2 * DIM,
-        pooled_projection_dim=2 * DIM,
-        pos_embed_max_size=16,
-    )
+    words, known = tokenizer(), components.SD3
+    # Two encoders of the CLIP kind, side by side.
+    wide = {"joint_attention_dim": 2 * DIM, "pooled_projection_dim": 2 * DIM}
     return quiet(
         StableDiffusion3Pipeline(
-            transformer=awaken(network),
-            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-            vae=image_vae(),
+            transformer=components.part(known.name, **known.config | wide).build(),
+            scheduler=components.flow().build(),
+            vae=own(components.image_vae),
             text_encoder=clip(words, kind=CLIPTextModelWithProjection),
             tokenizer=words,
             text_encoder_2=clip(words, kind=CLIPTextModelWithProjection),
@@ -191,24 +142,9 @@ def sd3() -> StableDiffusion3Pipeline:
     )
 
 
-def settled(build: Callable[[], Any]) -> Any:
-    """A module with its usual random weights, the same ones every time."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return build().eval()
-
-
-def quiet(pipe: Any) -> Any:
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
-
-
-def awaken(network: nn.Module, *, seed: int = 0) -> nn.Module:
-    """Random weights everywhere: layers that start at zero would make every output zero."""
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in network.parameters():
-        parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
-    return network.eval()
+def own(autoencoder: Callable[[], nn.Module]) -> nn.Module:
+    """A copy: pipelines are offloaded and converted here, and one autoencoder is built for all."""
+    return copy.deepcopy(autoencoder())
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -260,41 +196,6 @@ def t5(words: PreTrainedTokenizerFast, *, dim: int = DIM, umt5: bool = False) ->
         dropout_rate=0.0,
     )
     return awaken(model_class(config))
-
-
-def image_vae() -> AutoencoderKL:
-    return settled(
-        lambda: AutoencoderKL(
-            block_out_channels=(4, 8),
-            down_block_types=("DownEncoderBlock2D",) * 2,
-            up_block_types=("UpDecoderBlock2D",) * 2,
-            layers_per_block=1,
-            latent_channels=4,
-            norm_num_groups=2,
-            use_quant_conv=False,
-            use_post_quant_conv=False,
-            shift_factor=0.0,
-        )
-    )
-
-
-def wan_vae() -> AutoencoderKLWan:
-    return settled(
-        lambda: AutoencoderKLWan(base_dim=4, z_dim=16, dim_mult=[1] * 4, num_res_blocks=1)
-    )
-
-
-def cog_vae() -> AutoencoderKLCogVideoX:
-    return settled(
-        lambda: AutoencoderKLCogVideoX(
-            down_block_types=("CogVideoXDownBlock3D",) * 4,
-            up_block_types=("CogVideoXUpBlock3D",) * 4,
-            block_out_channels=(4, 4, 4, 4),
-            latent_channels=4,
-            layers_per_block=1,
-            norm_num_groups=2,
-        )
-    )
 
 
 _VIDEO = {"height": 32, "width": 32, "num_frames": 9}

@@ -30,7 +30,7 @@ from ertacache.integration.private_api import (
 )
 from ertacache.integration.schedulers import SigmaAdjustment, StepForms
 from ertacache.integration.stats import RunStats
-from ertacache.integration.tracker import NetworkCall, StepCall, check_plain
+from ertacache.integration.tracker import NetworkCall, StepCall, check_plain, untraced
 from ertacache.integration.warnings import RunWarnings
 
 __all__ = ["PolicyRun", "RunSetup", "held_bytes"]
@@ -104,6 +104,7 @@ class PolicyRun:
 
     # The network
 
+    @untraced
     def call(self, call: NetworkCall) -> Any:
         """Return the cached output of a call on a reused step, otherwise evaluate the network."""
         if call.index == 0:

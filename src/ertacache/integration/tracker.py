@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,10 +33,28 @@ from ertacache.integration.private_api import (
     find_hook,
 )
 
-__all__ = ["Follower", "NetworkCall", "StepCall", "Tracker", "check_plain", "find_tracker"]
+__all__ = [
+    "Follower",
+    "NetworkCall",
+    "StepCall",
+    "Tracker",
+    "check_plain",
+    "find_tracker",
+    "untraced",
+]
 
 _PLAIN = frozenset({"model_output", "timestep", "sample", "return_dict", "generator"})
 _MARK = "_ertacache"
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def untraced(function: _Function) -> _Function:
+    """Keep ``torch.compile`` out of a function, so that its counters do not become constants.
+
+    What the function calls, the network among it, is still compiled.
+    """
+    skipped: _Function = torch.compiler.disable(function, recursive=False)  # type: ignore[no-untyped-call]
+    return skipped
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,6 +235,7 @@ class Tracker:
         self._step = self._calls = 0
         self._follower = follower
 
+    @untraced
     def call(self, module: nn.Module, forward: Any, args: tuple[Any, ...], kw: Any) -> Any:
         """Report a call of a network."""
         if self.pipe.scheduler is not self._scheduler:
@@ -285,8 +304,7 @@ class NetworkHook(ModelHook):
         """Copies of a network are not tracked."""
         return DetachedHook()
 
-    # Not traced itself, so that counters do not become constants; the network below still is.
-    @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call, untyped-decorator]
+    @untraced
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Stand in for ``module.forward``."""
         return self.tracker.call(module, self.fn_ref.original_forward, args, kwargs)

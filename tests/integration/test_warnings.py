@@ -1,4 +1,4 @@
-"""Runs that are not as the policy expects: told once, with what to do, and no wrong picture."""
+"""Runs that are not as the policy expects: one warning, with a remedy, and no wrong result."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from ertacache.core.plan import TrajectoryPlan
-from ertacache.core.sampler import run_trajectory
+from ertacache.core.plans import TrajectoryPlan
 from ertacache.formats.policy import Policy, PolicyError
-from ertacache.integration import attach, nominal
+from ertacache.integration.attach import attach
+from ertacache.integration.schedulers import first_order_update
+from tests.integration.reference import replayed
 from tests.integration.sampling import STEPS, Field, Sampling, make
 from tests.integration.setting import (
     COMPUTED,
-    Seen,
+    METHODS,
     Setting,
     count_calls,
     paper_plan,
@@ -26,7 +27,6 @@ from tests.integration.setting import (
     watch_steps,
 )
 
-METHODS = ["trajectory", "paper"]
 PLANNED = (0, 1, 4, 7, 9)
 
 
@@ -37,21 +37,12 @@ def euler() -> Sampling:
 def policy_of(sampling: Sampling, method: str, **changes: Any) -> Policy:
     _, sigmas = sampling.record()
     if method == "trajectory":
-        return sampling.policy(trajectory_plan(nominal(sampling.scheduler), PLANNED))
+        return sampling.policy(trajectory_plan(first_order_update(sampling.scheduler), PLANNED))
     return sampling.policy(paper_plan(sigmas, PLANNED, **changes))
 
 
-def replayed(policy: Policy, seen: Seen) -> Tensor:
-    """The reference loop over the outputs that the scheduler saw on the plan's computed steps."""
-    assert isinstance(policy.plan, TrajectoryPlan)
-    outputs = iter([seen.outputs[k] for k in policy.compute_steps])
-    return run_trajectory(
-        lambda x, sigma: next(outputs), seen.samples[0], sigmas=policy.sigmas, plan=policy.plan
-    ).latents[-1]
-
-
 class Spoiled(Field):
-    """One number of one answer is not what it should be."""
+    """One number of one output is not what it should be."""
 
     at, value = 0, 0.0
 
@@ -65,7 +56,7 @@ class Spoiled(Field):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("method", METHODS)
 def test_output_that_is_not_finite(method: str, value: float) -> None:
-    """Told when the run is looked at, with its step; the run after it is right."""
+    """A warning when the run is looked at, with its step; the run after it is right."""
     sampling = euler()
     sampling.unet = Spoiled()
     with attach(sampling, policy_of(sampling, method)) as handle:
@@ -83,7 +74,7 @@ def test_output_that_is_not_finite(method: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("touch", ["the next run", "detach"])
-def test_told_at_the_next_touch(touch: str) -> None:
+def test_warning_at_the_next_touch(touch: str) -> None:
     """Of a loop without a progress bar, whose end is not seen."""
     sampling = euler()
     sampling.unet = Spoiled()
@@ -95,7 +86,7 @@ def test_told_at_the_next_touch(touch: str) -> None:
     handle.detach()
 
 
-def test_told_at_the_end_of_the_loop(flux: Setting) -> None:
+def test_warning_at_the_end_of_the_loop(flux: Setting) -> None:
     """Before the pipeline returns; not if it fails, for then the error says more."""
 
     def fail(pipe: Any, step: int, timestep: Any, values: Any) -> Any:
@@ -120,7 +111,7 @@ def test_steps_that_leave_the_range() -> None:
     sampling = euler()
     plan = policy_of(sampling, "trajectory").plan
     assert isinstance(plan, TrajectoryPlan)
-    plan.latent[-1] = 1e300
+    plan.coefficients[-1, 0, 0] = 1e300
     with attach(sampling, sampling.policy(plan)) as handle:
         sampling()
         with pytest.warns(UserWarning, match=r"every output .* was finite: .* range of float32"):
@@ -158,22 +149,22 @@ class Guided(Sampling):
 @pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("method", METHODS)
 def test_guidance_that_comes_or_goes(method: str, early: bool, batched: bool) -> None:
-    """On a reused step: told once, and the plan is followed on what the scheduler saw."""
+    """On a reused step: one warning, and the plan is followed on what the scheduler saw."""
     sampling = Guided(lambda k: (k < 6) == early, batched=batched)
     run, _ = sampling.record()
     policy = policy_of(sampling, method, scale=1.0, rectified=False, reuse="velocity")
     sentence = "input changed its shape at reused step 6" if batched else "step 6 called the netw"
     with attach(sampling, policy) as handle:
-        told = f"{sentence}.*calibrate with the arguments"
-        with pytest.warns(UserWarning, match=told), watch_steps(sampling) as seen:
+        report = f"{sentence}.*calibrate with the arguments"
+        with pytest.warns(UserWarning, match=report), watch_steps(sampling) as seen:
             result = sampling()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert torch.equal(sampling(), result)
-        # Where the input has another shape there is nothing to replay.
+        # Where the input has another shape there is nothing to reuse.
         assert handle.stats.last.computed_steps == len(PLANNED) + batched
     if method == "trajectory":
-        assert torch.equal(result, replayed(policy, seen))
+        assert torch.equal(result, replayed(policy, seen)[-1])
     assert torch.equal(sampling(), run.latents[-1])
 
 
@@ -190,9 +181,9 @@ def test_callback_that_drops_guidance(setting: Setting) -> None:
 
     call = {"callback_on_step_end": drop, "callback_on_step_end_tensor_inputs": names}
     with attach(setting.pipe, setting.trajectory_policy()) as handle:
-        with pytest.warns(UserWarning, match="input changed its shape at reused step 4") as told:
+        with pytest.warns(UserWarning, match="input changed its shape at reused step 4") as seen:
             setting.generate(**call)
-        assert len(told) == 1
+        assert len(seen) == 1
         assert handle.stats.last.computed_steps == len(COMPUTED) + 1
 
 
@@ -201,22 +192,21 @@ def test_file_replaced_while_attached(flux: Setting, tmp_path: Path) -> None:
     path = tmp_path / "policy.safetensors"
     flux.trajectory_policy().save(path)
     with attach(flux.pipe, path) as handle:
-        expected = flux.generate()
         flux.trajectory_policy((0, 4)).save(path)
-        assert torch.equal(flux.generate(), expected)
+        assert torch.equal(flux.generate(), flux.attached)
         path.write_bytes(b"nothing")
-        assert torch.equal(flux.generate(), expected)
+        assert torch.equal(flux.generate(), flux.attached)
         path.unlink()
-        assert torch.equal(flux.generate(), expected)
+        assert torch.equal(flux.generate(), flux.attached)
     assert handle.policy.compute_steps == COMPUTED
 
 
 def test_scheduler_changed_while_attached(flux: Setting) -> None:
-    """In place: its table tells, before the network is asked."""
+    """In place: its sigmas show it, before the network is evaluated."""
     scheduler = flux.pipe.scheduler
     with attach(flux.pipe, flux.trajectory_policy()), count_calls(flux.pipe.transformer) as calls:
         scheduler.set_shift(5.0)
-        with pytest.raises(PolicyError, match="sigma table is"):
+        with pytest.raises(PolicyError, match="sigma schedule differs"):
             flux.generate()
         assert not calls
         scheduler.set_shift(3.0)
@@ -232,15 +222,14 @@ def test_scheduler_replaced_during_a_run(flux: Setting) -> None:
         return values
 
     with attach(flux.pipe, flux.trajectory_policy()):
-        expected = flux.generate()
-        with pytest.raises(RuntimeError, match=r"pipe\.scheduler was replaced: detach"):
+        with pytest.raises(RuntimeError, match=r"pipe\.scheduler was replaced: call ertacache"):
             flux.generate(callback_on_step_end=swap)
         flux.pipe.scheduler = scheduler
-        assert torch.equal(flux.generate(), expected)
+        assert torch.equal(flux.generate(), flux.attached)
 
 
 class Static(Field):
-    """Answers in the same memory every time, as a network in a CUDA graph does."""
+    """Outputs in the same memory every time, as a network in a CUDA graph has."""
 
     def __init__(self) -> None:
         super().__init__()

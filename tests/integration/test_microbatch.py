@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ertacache.integration import attach
-from ertacache.integration.batches import MicroBatches, micro_batches
-from tests.integration.setting import COMPUTED, STEPS, Setting, count_calls
-from tests.integration.tiny import CASES, WORDS
+from ertacache.integration.attach import Handle, attach
+from ertacache.integration.identity import find_denoisers
+from ertacache.integration.microbatch import MicroBatch
+from ertacache.integration.tracker import Tracker
+from tests.integration.setting import COMPUTED, STEPS, Observer, Setting, count_calls
+from tests.integration.tiny import WORDS
+
+
+@contextmanager
+def micro_batches(pipe: Any, size: int, *, prompts: int) -> Iterator[None]:
+    """Full runs in micro-batches."""
+    tracker = Tracker(
+        pipe,
+        find_denoisers(pipe),
+        start=lambda: Observer(STEPS),
+        micro_batch=MicroBatch(size, prompts),
+    )
+    try:
+        yield
+    finally:
+        tracker.remove()
 
 
 def latents(setting: Setting, prompts: int) -> Tensor:
-    texts = [f"a {WORDS[1 + k % 2]} circle moving {WORDS[k % 9]}" for k in range(prompts)]
+    words = [f"a {WORDS[1 + k % 2]} circle moving {WORDS[k % 9]}" for k in range(prompts)]
     noise = [torch.Generator().manual_seed(k) for k in range(prompts)]
-    return setting.generate(prompt=texts, generator=noise)
+    return setting.generate(prompt=words, generator=noise)
 
 
 @pytest.mark.parametrize(("prompts", "size"), [(5, 2), (8, 3)])
@@ -25,14 +44,12 @@ def test_the_results_are_those_of_one_call(setting: Setting, prompts: int, size:
     """Eight prompts are as many as there are words in Flux's table of positions."""
     whole = latents(setting, prompts)
     with (
-        micro_batches(setting.pipe, size, prompts=prompts) as network,
+        micro_batches(setting.pipe, size, prompts=prompts),
         count_calls(setting.pipe.transformer) as calls,
     ):
         parts = latents(setting, prompts)
     torch.testing.assert_close(parts, whole, rtol=0, atol=1e-4 * float(whole.abs().max()))
-    branches = 2 if setting.case is CASES["wan"] else 1
-    assert len(calls) == branches * STEPS * -(-prompts // size)
-    assert network.owner is setting.pipe.transformer
+    assert len(calls) == setting.branches * STEPS * -(-prompts // size)
     assert "forward" not in vars(setting.pipe.transformer)
 
 
@@ -41,20 +58,19 @@ def test_under_a_policy_reused_steps_stay_reused(setting: Setting) -> None:
     with attach(setting.pipe, policy):
         whole = latents(setting, 3)
     with (
-        micro_batches(setting.pipe, 1, prompts=3),
-        attach(setting.pipe, policy) as handle,
+        Handle(setting.pipe, policy, micro_batch=MicroBatch(1, prompts=3)) as handle,
         count_calls(setting.pipe.transformer) as calls,
     ):
         parts = latents(setting, 3)
         assert handle.stats.last.computed_steps == len(COMPUTED)
+        assert handle.stats.last.denoiser_calls == setting.branches * len(COMPUTED)
     torch.testing.assert_close(parts, whole, rtol=0, atol=1e-4 * float(whole.abs().max()))
-    branches = 2 if setting.case is CASES["wan"] else 1
-    assert len(calls) == branches * 3 * len(COMPUTED)
+    assert len(calls) == setting.branches * 3 * len(COMPUTED)
 
 
 def test_a_batch_that_fits_is_one_call(flux: Setting) -> None:
     whole = latents(flux, 3)
-    for size in (None, 3, 7):
+    for size in (3, 7):
         with (
             micro_batches(flux.pipe, size, prompts=3),
             count_calls(flux.pipe.transformer) as calls,
@@ -68,7 +84,7 @@ def test_it_is_gone_after_an_error(flux: Setting) -> None:
         flux.pipe.transformer(hidden_states=torch.zeros(2, 64, 16), unknown=1)
     assert "forward" not in vars(flux.pipe.transformer)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
-        MicroBatches(0, 2)
+        MicroBatch(0, 2)
 
 
 class Nested(nn.Module):
@@ -81,8 +97,7 @@ class Nested(nn.Module):
 def test_nested_arguments_and_results() -> None:
     network, x = Nested(), torch.arange(8.0).view(4, 2)
     more = {"rows": [x], "txt_ids": torch.zeros(4, 3), "scale": torch.tensor(3.0)}
-    given = MicroBatches(1, 2), (x, more)
-    result = given[0].forward(network, network.forward, *given[1], flag="kept")
+    result = MicroBatch(1, 2).forward(network, network.forward, x, more, flag="kept")
     assert torch.equal(result["sample"], 2 * x)  # two rows per prompt, one prompt at a time
     assert result["note"] == "kept"
     assert torch.equal(result["pair"][1][0], 3 * x)

@@ -1,0 +1,69 @@
+"""What a pipeline is, and what is reported of a policy that was calibrated elsewhere."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ertacache.integration.attach import attach
+from ertacache.integration.identity import (
+    calibrate_command,
+    find_denoisers,
+    fingerprint,
+    model_name,
+)
+from tests.integration.setting import Setting
+
+
+def test_other_versions_are_reported_once(flux: Setting, caplog: pytest.LogCaptureFixture) -> None:
+    policy = flux.trajectory_policy()
+    ours = policy.fingerprint.versions
+    series = ours["diffusers"].rpartition(".")[0]
+    mild = ({"torch": "2.4.0"}, dict(ours) | {"diffusers": f"{series}.99"})
+    with warnings.catch_warnings(), caplog.at_level("INFO", logger="ertacache"):
+        warnings.simplefilter("error")
+        for versions in mild:
+            old = replace(policy, fingerprint=replace(policy.fingerprint, versions=versions))
+            for _ in range(2):
+                attach(flux.pipe, old).detach()
+    assert [r.levelname for r in caplog.records] == ["INFO", "INFO"]
+    assert "versions.torch is" in caplog.messages[0]
+    assert f"was '{series}.99'" in caplog.messages[1]
+    old = replace(
+        policy,
+        fingerprint=replace(policy.fingerprint, versions=dict(ours) | {"diffusers": "0.1.2"}),
+    )
+    with pytest.warns(UserWarning, match=r"versions\.diffusers is .* was '0\.1\.2'"):
+        attach(flux.pipe, old).detach()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attach(flux.pipe, old).detach()
+
+
+def test_fingerprint_is_that_of_the_network_inside(flux: Setting) -> None:
+    """``torch.compile`` wraps the network, and the policy is still for it."""
+    pipe = flux.another().pipe
+    shape = flux.run.latents[0].shape[1:]
+    pipe.transformer = torch.compile(pipe.transformer, backend="eager")
+    now = fingerprint(pipe, sigmas=flux.sigmas, latent_shape=shape)
+    assert replace(now, guidance=flux.facts.guidance) == flux.facts
+
+
+def test_fingerprint_covers_all_networks(wan: Setting, experts: Setting) -> None:
+    assert list(find_denoisers(experts.pipe)) == ["transformer", "transformer_2"]
+    assert list(find_denoisers(wan.pipe)) == ["transformer"]
+    assert experts.facts.denoiser == wan.facts.denoiser
+    assert experts.facts.denoiser_hash != wan.facts.denoiser_hash
+
+
+def test_command_that_calibrates_another_number_of_steps(flux: Setting) -> None:
+    """The same method, the same share of computed steps, the name quoted for a shell."""
+    assert model_name(flux.pipe) is None
+    command = calibrate_command(flux.paper_policy(), "my models/flux", steps=30)
+    assert command == (
+        "ertacache calibrate 'my models/flux' --prompts prompts.txt --method paper "
+        "--steps 30 --compute-steps 19 -o policy-30.safetensors"
+    )
