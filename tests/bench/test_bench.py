@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ertacache.calibration.profiling import number_runs
 from PIL import Image
 
 from ertacache.bench.bench import Bench
 from ertacache.bench.contestants import method_names
 from ertacache.bench.workload import Workload
+from ertacache.calibration.session import Session, number_runs
 from ertacache.metrics import distribution
 from tests.integration.tiny import CASES
 
@@ -28,7 +28,8 @@ def work() -> Workload:
     pipe.set_progress_bar_config(disable=True)
     calibration = number_runs(["a red circle", "a blue square"])
     heldout = number_runs(["a blue circle", "a red square", "a black circle"], 100)
-    return Workload("tiny", pipe, call | {"num_inference_steps": STEPS}, calibration, heldout, 2)
+    session = Session(pipe, call | {"num_inference_steps": STEPS}, batch_size=2)
+    return Workload("tiny", session, calibration, heldout)
 
 
 @pytest.fixture(scope="module")

@@ -275,6 +275,6 @@ ROWS = (
             "intermediate_timesteps": None,
             "use_resolution_binning": False,
         },
-        refused="has no table",
+        refused="has no noise schedule",
     ),
 )
