@@ -44,6 +44,12 @@ def run() -> Run:
     return invoke
 
 
+@pytest.fixture(autouse=True)
+def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are as wide as they are, whatever a test runner says of its terminal."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def refused() -> Refused:
     """Run a command that must fail on bad input; returns its one line."""
