@@ -120,8 +120,7 @@ class PolicyRun:
 
     def _decide(self, call: NetworkCall) -> None:
         """Decide at the first call of a step whether the step is reused."""
-        begin = begin_index(self._scheduler)
-        if call.step == 0 and begin:
+        if call.step == 0 and (begin := begin_index(self._scheduler)):
             self._follow(self._first + begin, begin=begin)
         planned = self._abandoned or self._stepper.computes(call.step)
         switched = self._outputs.owner is not call.module
