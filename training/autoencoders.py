@@ -127,7 +127,9 @@ class Autoencoder:
 
 AUTOENCODERS = {
     "flux": Autoencoder(
-        _image, SPACES["image"], Schedule(3500, 8, 2e-3, ema=0.998, preview_every=500)
+        _image,
+        SPACES["image"],
+        Schedule(16000, 8, 2e-3, ema=0.998, preview_every=500, decay=4000),
     ),
     "wan": Autoencoder(
         _wan, SPACES["video"], Schedule(3500, 8, 3e-3, ema=0.998, preview_every=500), 9, 16

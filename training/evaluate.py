@@ -29,6 +29,7 @@ from ertacache.models import MODELS, Model, load_pipeline
 from training.autoencoders import psnr
 from training.classifier import JUDGES, accuracy, load_classifier
 from training.data import Scene, caption, render, scenes, spread
+from training.patches import SPACES, PatchBasis, patch_basis
 from training.pictures import save_film, save_sheet
 
 __all__ = ["decoder_psnr", "generate", "nearest_lpips", "sharpness", "transformer_share"]
@@ -109,31 +110,34 @@ def nearest_lpips(images: Tensor, shown: Sequence[Scene], *, renderings: int) ->
 
 
 @torch.no_grad()
-def decoder_psnr(pipe: Any, drawn: Tensor) -> float:
-    """Decibels of renderings that went through the autoencoder and back."""
-    parts = [
-        pipe.vae.decode(pipe.vae.encode(chunk).latent_dist.mode()).sample
-        for chunk in drawn.split(20)
-    ]
-    return psnr(drawn, torch.cat(parts).clamp(-1, 1))
+def decoder_psnr(pipe: Any, drawn: Tensor, basis: PatchBasis | None = None) -> float:
+    """Decibels of decoded renderings.
+
+    Args:
+        pipe: The pipeline, with its autoencoder.
+        drawn: The renderings.
+        basis: What their latents are taken from: the decoder alone is judged. Without it they are
+            those of the encoder: the whole way there and back.
+    """
+    decoded = []
+    for chunk in drawn.split(20):
+        latents = basis.encode(chunk) if basis else pipe.vae.encode(chunk).latent_dist.mode()
+        decoded.append(pipe.vae.decode(latents).sample.clamp(-1, 1))
+    return psnr(drawn, torch.cat(decoded))
 
 
 def sharpness(
-    pipe: Any,
-    model: Model,
-    images: Tensor,
-    shown: Sequence[Scene],
-    *,
-    renderings: int = _RENDERINGS,
+    pipe: Any, model: Model, images: Tensor, shown: Sequence[Scene], basis: PatchBasis
 ) -> dict[str, float]:
-    """How near samples come to renderings, how near fresh renderings do, and the decoder."""
+    """How near samples come to renderings, how near fresh renderings do, and the autoencoder."""
     drawn = render(shown, model.size[0], seed=-8, frames=model.num_frames or 1)
-    near = nearest_lpips(images, shown, renderings=renderings).mean()
-    floor = nearest_lpips(drawn, shown, renderings=renderings).mean()
+    near = nearest_lpips(images, shown, renderings=_RENDERINGS).mean()
+    floor = nearest_lpips(drawn, shown, renderings=_RENDERINGS).mean()
     return {
         "nearest_lpips": round(float(near), 4),
         "rendering_lpips": round(float(floor), 4),
-        "decoder_psnr": round(decoder_psnr(pipe, drawn), 2),
+        "decoder_psnr": round(decoder_psnr(pipe, drawn, basis), 2),
+        "autoencoder_psnr": round(decoder_psnr(pipe, drawn), 2),
     }
 
 
@@ -165,7 +169,7 @@ def _evaluate(model: Model, checkpoints: Path, shown: Sequence[Scene]) -> dict[s
     seen = accuracy(judge, classifier, images, shown)
     drawn = render(shown, model.size[0], seed=-8, frames=model.num_frames or 1)
     known = accuracy(judge, classifier, drawn, shown)
-    sharp = sharpness(pipe, model, images, shown)
+    sharp = sharpness(pipe, model, images, shown, patch_basis(checkpoints, SPACES[kind]))
     files = [path for path in model.folder.rglob("*") if path.is_file()]
     return {
         "prompts": len(prompts),
@@ -199,7 +203,9 @@ def main() -> None:
     if args.sharpness:
         pipe = load_pipeline(model.name)
         images = generate(pipe, model, [caption(scene) for scene in shown])
-        print(json.dumps(sharpness(pipe, model, images, shown)))
+        space = SPACES["image" if model.num_frames is None else "video"]
+        basis = patch_basis(args.checkpoints, space)
+        print(json.dumps(sharpness(pipe, model, images, shown, basis)))
         return
     row = _evaluate(model, args.checkpoints, shown) | {"test_set": args.set}
     path = ROOT / "results" / "models.json"
