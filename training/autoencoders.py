@@ -36,7 +36,7 @@ def _image() -> AutoencoderKL:
         down_block_types=("DownEncoderBlock2D",) * 3,
         up_block_types=("UpDecoderBlock2D",) * 3,
         layers_per_block=1,
-        latent_channels=16,
+        latent_channels=20,
         norm_num_groups=8,
         use_quant_conv=False,
         use_post_quant_conv=False,

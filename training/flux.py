@@ -28,7 +28,7 @@ _WIDTH = 128  # of the text encoders
 _HEADS = 5  # of 32 channels each: the transformer is 160 wide
 _TOKENS = 16  # text tokens of either encoder
 _GRID = 8  # packed latents per side
-_CHANNELS = 16  # channels of the latent before packing
+_CHANNELS = 20  # channels of the latent before packing
 
 
 def pack(latents: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class FluxParts(CompiledParts):
         """Predict noise minus data.
 
         Args:
-            latents: Noisy latents, shape (batch, 16, 16, 16).
+            latents: Noisy latents, shape (batch, 20, 16, 16).
             level: Noise level in [0, 1], shape (batch,).
             ids: Token ids from `tokenize`, each of shape (batch, 16).
         """

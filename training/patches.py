@@ -56,7 +56,7 @@ class Space:
 
 
 SPACES = {
-    "image": Space(64, 1, channels=16, jitters=16, fitted=1500, suffix="flux", jitter=0.5),
+    "image": Space(64, 1, channels=20, jitters=16, fitted=1500, suffix="flux", jitter=0.5),
     "video": Space(32, 17, channels=16, jitters=4, fitted=600, suffix="video"),
 }
 
