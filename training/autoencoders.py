@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from ertacache.models.opensora import AutoencoderKLOpenSora
 from training.data import render, scenes, spread
+from training.images import save_grid
 from training.loop import Schedule, load_ema, train
 from training.patches import SPACES, PatchBasis, Space, frame_basis, patch_basis
-from training.pictures import save_grid
 
 __all__ = ["AUTOENCODERS", "Autoencoder", "AutoencoderTask", "load_autoencoder", "psnr"]
 
@@ -36,7 +36,7 @@ def _image() -> AutoencoderKL:
         down_block_types=("DownEncoderBlock2D",) * 3,
         up_block_types=("UpDecoderBlock2D",) * 3,
         layers_per_block=1,
-        latent_channels=8,
+        latent_channels=20,
         norm_num_groups=8,
         use_quant_conv=False,
         use_post_quant_conv=False,
@@ -127,7 +127,9 @@ class Autoencoder:
 
 AUTOENCODERS = {
     "flux": Autoencoder(
-        _image, SPACES["image"], Schedule(3500, 8, 2e-3, ema=0.998, preview_every=500)
+        _image,
+        SPACES["image"],
+        Schedule(16000, 8, 2e-3, ema=0.998, preview_every=500, decay=4000),
     ),
     "wan": Autoencoder(
         _wan, SPACES["video"], Schedule(3500, 8, 3e-3, ema=0.998, preview_every=500), 9, 16

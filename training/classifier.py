@@ -1,9 +1,9 @@
-"""A small network that says what an image or a video shows: subject, size, background, and so on.
+"""A small classifier of what an image or a video shows: subject, size, background, and so on.
 
     python -m training.classifier image --checkpoints checkpoints
 
-It is trained on renderings of all combinations, blurred and noisy ones among them, and is the
-judge of the generated samples. It never sees a generated sample in training.
+It is trained on renderings of all combinations, blurred and noisy ones among them, and evaluates
+the generated samples. It never sees a generated sample in training.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import torch.nn.functional as F  # noqa: N812  (the usual name)
 from torch import Tensor, nn
 
 from training.data import Scene, render, scenes, spread
+from training.images import save_grid
 from training.loop import Schedule, load_ema, train
 from training.patches import SPACES, Space
-from training.pictures import save_grid
 from training.subjects import BACKGROUNDS, MOTIONS, POSITIONS, SIZES, SUBJECTS
 
-__all__ = ["JUDGES", "ClassifierTask", "Judge", "accuracy", "load_classifier"]
+__all__ = ["CLASSIFIERS", "ClassifierSpec", "ClassifierTask", "accuracy", "load_classifier"]
 
 _COMMON: dict[str, Collection[str]] = {
     "subject": SUBJECTS,
@@ -35,8 +35,8 @@ _COMMON: dict[str, Collection[str]] = {
 
 
 @dataclass(frozen=True)
-class Judge:
-    """One row: what is judged, by which attributes, and how the judge is trained.
+class ClassifierSpec:
+    """One row: what is classified, by which attributes, and how the classifier is trained.
 
     Attributes:
         space: What is drawn.
@@ -56,14 +56,14 @@ class Judge:
         return len(range(self.space.frames)[self.frames])
 
 
-JUDGES = {
-    "image": Judge(
+CLASSIFIERS = {
+    "image": ClassifierSpec(
         SPACES["image"],
         _COMMON | {"position": POSITIONS},
         slice(None),
         Schedule(1500, 48, 2e-3, ema=0.99, preview_every=500),
     ),
-    "video": Judge(
+    "video": ClassifierSpec(
         SPACES["video"],
         _COMMON | {"motion": MOTIONS},
         slice(None, None, 2),  # half of the frames show every motion
@@ -75,21 +75,21 @@ JUDGES = {
 class _Classifier(nn.Module):
     """Strided convolutions per frame, one hidden layer over all frames, one head per attribute."""
 
-    def __init__(self, judge: Judge) -> None:
+    def __init__(self, spec: ClassifierSpec) -> None:
         super().__init__()
-        self.frames = judge.frames
+        self.frames = spec.frames
         widths = (3, 32, 64, 128, 128)
-        side = judge.space.side
+        side = spec.space.side
         layers: list[nn.Module] = []
         for before, after in itertools.pairwise(widths):
             stride = 2 if side > 4 else 1
             side //= stride
             layers += [nn.Conv2d(before, after, 3, stride, 1), nn.GroupNorm(8, after), nn.ReLU()]
-        inputs = judge.seen * widths[-1] * side * side
+        inputs = spec.seen * widths[-1] * side * side
         self.features = nn.Sequential(*layers, nn.Flatten())
         self.hidden = nn.Sequential(nn.Linear(inputs, 256), nn.ReLU())
         self.heads = nn.ModuleDict(
-            {name: nn.Linear(256, len(table)) for name, table in judge.heads.items()}
+            {name: nn.Linear(256, len(table)) for name, table in spec.heads.items()}
         )
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:
@@ -99,10 +99,10 @@ class _Classifier(nn.Module):
         return {name: head(hidden) for name, head in self.heads.items()}
 
 
-def _labels(judge: Judge, batch: Sequence[Scene]) -> dict[str, Tensor]:
+def _labels(spec: ClassifierSpec, batch: Sequence[Scene]) -> dict[str, Tensor]:
     return {
         name: torch.tensor([list(table).index(getattr(scene, name)) for scene in batch])
-        for name, table in judge.heads.items()
+        for name, table in spec.heads.items()
     }
 
 
@@ -118,22 +118,22 @@ def _disturb(pixels: Tensor) -> Tensor:
 class ClassifierTask:
     """Cross-entropy of all heads."""
 
-    def __init__(self, judge: Judge) -> None:
+    def __init__(self, spec: ClassifierSpec) -> None:
         """Build the untrained network."""
-        self.judge = judge
-        self.modules = nn.ModuleDict({"classifier": _Classifier(judge)})
-        self.pool = scenes("train", video=judge.space.video)
-        self.pool += scenes("test", video=judge.space.video)
+        self.spec = spec
+        self.modules = nn.ModuleDict({"classifier": _Classifier(spec)})
+        self.pool = scenes("train", video=spec.space.video)
+        self.pool += scenes("test", video=spec.space.video)
         self.fresh = spread(self.pool, 512, seed=7)
 
     def _draw(self, batch: Sequence[Scene], seed: int) -> Tensor:
-        return render(batch, self.judge.space.side, seed=seed, frames=self.judge.space.frames)
+        return render(batch, self.spec.space.side, seed=seed, frames=self.spec.space.frames)
 
     def loss(self, step: int) -> Tensor:
         """One freshly drawn batch."""
-        batch = random.Random(step).choices(self.pool, k=self.judge.schedule.batch)
+        batch = random.Random(step).choices(self.pool, k=self.spec.schedule.batch)
         logits = self.modules["classifier"](_disturb(self._draw(batch, step)))
-        labels = _labels(self.judge, batch)
+        labels = _labels(self.spec, batch)
         return torch.stack([F.cross_entropy(logits[k], labels[k]) for k in labels]).sum()
 
     def preview(self, modules: nn.ModuleDict, path: Path) -> dict[str, float]:
@@ -141,15 +141,15 @@ class ClassifierTask:
         pixels = self._draw(self.fresh, -7)
         first = pixels[:64] if pixels.ndim == 4 else pixels[:64, :, 0]
         save_grid(first, path, columns=16)
-        return accuracy(self.judge, modules["classifier"], pixels, self.fresh)
+        return accuracy(self.spec, modules["classifier"], pixels, self.fresh)
 
 
 @torch.no_grad()
 def accuracy(
-    judge: Judge, classifier: nn.Module, pixels: Tensor, shown: Sequence[Scene]
+    spec: ClassifierSpec, classifier: nn.Module, pixels: Tensor, shown: Sequence[Scene]
 ) -> dict[str, float]:
     """The share of samples in which each attribute is the one of the scene."""
-    labels = _labels(judge, shown)
+    labels = _labels(spec, shown)
     parts = [classifier(chunk) for chunk in pixels.split(64)]
     logits = {k: torch.cat([part[k] for part in parts]) for k in labels}
     return {k: float((logits[k].argmax(1) == labels[k]).float().mean()) for k in labels}
@@ -161,7 +161,7 @@ def _folder(kind: str) -> str:
 
 def load_classifier(kind: str, checkpoints: Path) -> nn.Module:
     """The trained network of a row."""
-    task = ClassifierTask(JUDGES[kind])
+    task = ClassifierTask(CLASSIFIERS[kind])
     load_ema(task.modules, checkpoints / _folder(kind))
     return task.modules["classifier"].eval()
 
@@ -169,12 +169,12 @@ def load_classifier(kind: str, checkpoints: Path) -> nn.Module:
 def main() -> None:
     """Train one classifier."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kind", choices=sorted(JUDGES))
+    parser.add_argument("kind", choices=sorted(CLASSIFIERS))
     parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
     args = parser.parse_args()
     torch.manual_seed(0)
-    judge = JUDGES[args.kind]
-    train(ClassifierTask(judge), judge.schedule, args.checkpoints / _folder(args.kind))
+    spec = CLASSIFIERS[args.kind]
+    train(ClassifierTask(spec), spec.schedule, args.checkpoints / _folder(args.kind))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ __all__ = [
 
 _FONT_SIZE = 109  # the only size of this bitmap font
 _GLYPH = 72  # side of a stored glyph in pixels, with a transparent margin of one pixel
-_MARGIN = 0.03  # room between the subject and the edge of the canvas, in canvas sides
+_MARGIN = 0.03  # space between the subject and the edge of the canvas, in canvas sides
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def spread(pool: Sequence[Scene], count: int, *, seed: int) -> list[Scene]:
         chosen += rng.sample(present, len(present))
         if len(chosen) >= count:
             return chosen[:count]
-    raise ValueError(f"asked for {count} scenes, but there are only {len(chosen)}")
+    raise ValueError(f"{count} scenes are wanted, but there are only {len(chosen)}")
 
 
 @functools.cache
@@ -172,13 +172,13 @@ def _draw(subject: Tensor, colour: Tensor, placement: Tensor, side: int) -> Tens
     return layer[:, :3] + (1 - layer[:, 3:]) * colour[:, :, None, None]
 
 
-def _path(scene: Scene, frames: int, rng: random.Random) -> Tensor:
+def _path(scene: Scene, frames: int, rng: random.Random, jitter: float) -> Tensor:
     """Placement of the subject in every frame, shape (frames, 4)."""
-    size = SIZES[scene.size] * rng.uniform(0.94, 1.06)
+    size = SIZES[scene.size] * (1 + jitter * (rng.uniform(0.94, 1.06) - 1))
     free = 0.5 - size / 2 - _MARGIN
     at_x, at_y = POSITIONS[scene.position or "center"]
-    x = 0.5 + at_x * free + rng.uniform(-0.03, 0.03)
-    y = 0.5 + at_y * free + rng.uniform(-0.03, 0.03)
+    x = 0.5 + at_x * free + jitter * rng.uniform(-0.03, 0.03)
+    y = 0.5 + at_y * free + jitter * rng.uniform(-0.03, 0.03)
     path = torch.tensor([x, y, size, 0.0]).repeat(frames, 1)
     if scene.motion is None:
         return path
@@ -198,7 +198,9 @@ def _path(scene: Scene, frames: int, rng: random.Random) -> Tensor:
     return path
 
 
-def render(batch: Sequence[Scene], side: int, *, seed: int, frames: int = 1) -> Tensor:
+def render(
+    batch: Sequence[Scene], side: int, *, seed: int, frames: int = 1, jitter: float = 1.0
+) -> Tensor:
     """Draw scenes with a slight jitter of place and size.
 
     Args:
@@ -206,12 +208,13 @@ def render(batch: Sequence[Scene], side: int, *, seed: int, frames: int = 1) -> 
         side: Canvas side in pixels.
         seed: Decides the jitter, together with each scene itself.
         frames: 1 for images.
+        jitter: Its strength; 1 is 3 % of the canvas to either side and 6 % of the size.
 
     Returns:
         Pixels in [-1, 1], shape (batch, 3, side, side), for videos (batch, 3, frames, side, side).
     """
     rows = list(SUBJECTS)
-    paths = [_path(scene, frames, random.Random(f"{seed} {scene}")) for scene in batch]
+    paths = [_path(scene, frames, random.Random(f"{seed} {scene}"), jitter) for scene in batch]
     subject = torch.tensor([rows.index(scene.subject) for scene in batch])
     colour = torch.tensor([BACKGROUNDS[scene.background] for scene in batch]) / 255
     pixels = _draw(

@@ -9,6 +9,7 @@ networks and their calls come from the module of each model, the objective from 
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,12 @@ from torch import Tensor, nn
 from training.cogvideox import CogVideoXParts
 from training.data import caption, scenes, spread
 from training.flux import FluxParts
+from training.images import save_grid
 from training.loop import Schedule, train
 from training.objectives import Objective, loss, sample
 from training.opensora import OpenSoraParts
 from training.patches import SPACES, bank, patch_basis
-from training.pictures import save_grid
+from training.precision import HalfProducts
 from training.wan import WanParts
 
 __all__ = ["DENOISERS", "DenoiserTask", "Parts"]
@@ -60,14 +62,34 @@ class Parts(Protocol):
 
 @dataclass(frozen=True)
 class Denoiser:
-    """One row: the parts of a model, and how they are trained."""
+    """One row: the parts of a model, and how they are trained.
+
+    Attributes:
+        build: Makes the untrained parts.
+        schedule: Length and speed of the training.
+        half: Whether linear layers multiply in bfloat16 while they learn.
+    """
 
     build: type[Parts]
     schedule: Schedule
+    half: bool = False
 
 
 DENOISERS = {
-    "emoji-flux": Denoiser(FluxParts, Schedule(7300, 32, 1e-3, ema=0.999, preview_every=500)),
+    "emoji-flux": Denoiser(
+        FluxParts,
+        Schedule(
+            24000,
+            64,
+            1e-3,
+            warmup=300,
+            ema=0.9995,
+            preview_every=500,
+            decay=4800,
+            muon=True,
+        ),
+        half=True,
+    ),
     "emoji-wan": Denoiser(WanParts, Schedule(6300, 32, 1e-3, ema=0.999, preview_every=500)),
     "emoji-cogvideox": Denoiser(
         CogVideoXParts, Schedule(11000, 32, 1e-3, ema=0.999, preview_every=500)
@@ -79,12 +101,12 @@ DENOISERS = {
 
 
 class DenoiserTask:
-    """Predict what the objective asks for at a random noise level, given the caption."""
+    """Predict what the objective defines at a random noise level, given the caption."""
 
-    def __init__(self, parts: Parts, checkpoints: Path, *, batch: int) -> None:
+    def __init__(self, parts: Parts, checkpoints: Path, *, batch: int, half: bool = False) -> None:
         """Load the bank of latents and tokenize every caption once; the last one is empty."""
         space = SPACES[parts.space]
-        self.parts, self.modules, self.batch = parts, parts.modules, batch
+        self.parts, self.modules, self.batch, self.half = parts, parts.modules, batch, half
         self.bank = bank(checkpoints, space)
         self.basis = patch_basis(checkpoints, space)
         self.ids = parts.tokenize([*map(caption, scenes("train", video=space.video)), ""])
@@ -99,7 +121,10 @@ class DenoiserTask:
         dropped = torch.rand(self.batch) < _DROPOUT
         empty = tuple(i[-1] for i in self.ids)
         ids = self.parts.drop(dropped, tuple(i[row] for i in self.ids), empty)
-        return loss(self.parts.objective, lambda x, level: self.parts.predict(x, level, ids), data)
+        with HalfProducts() if self.half else contextlib.nullcontext():
+            return loss(
+                self.parts.objective, lambda x, level: self.parts.predict(x, level, ids), data
+            )
 
     def preview(self, modules: nn.ModuleDict, path: Path) -> dict[str, float]:
         """Samples of unseen captions through the linear decoder, without guidance.
@@ -135,7 +160,7 @@ def main() -> None:
     parts = row.build()
     if args.compile:
         parts.compile()
-    task = DenoiserTask(parts, args.checkpoints, batch=row.schedule.batch)
+    task = DenoiserTask(parts, args.checkpoints, batch=row.schedule.batch, half=row.half)
     train(task, row.schedule, args.checkpoints / args.name, seed=args.seed)
 
 

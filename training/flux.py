@@ -24,10 +24,11 @@ from training.text import clip_encoder, clip_tokenizer, t5_encoder, t5_tokenizer
 
 __all__ = ["FluxParts", "pack", "unpack"]
 
-_WIDTH = 128
+_WIDTH = 128  # of the text encoders
+_HEADS = 5  # of 32 channels each: the transformer is 160 wide
 _TOKENS = 16  # text tokens of either encoder
 _GRID = 8  # packed latents per side
-_CHANNELS = 8  # channels of the latent before packing
+_CHANNELS = 20  # channels of the latent before packing
 
 
 def pack(latents: Tensor) -> Tensor:
@@ -58,7 +59,7 @@ class FluxParts(CompiledParts):
             num_layers=3,
             num_single_layers=6,
             attention_head_dim=32,
-            num_attention_heads=4,
+            num_attention_heads=_HEADS,
             joint_attention_dim=_WIDTH,
             pooled_projection_dim=_WIDTH,
             guidance_embeds=False,
@@ -84,7 +85,7 @@ class FluxParts(CompiledParts):
         """Predict noise minus data.
 
         Args:
-            latents: Noisy latents, shape (batch, 8, 16, 16).
+            latents: Noisy latents, shape (batch, 20, 16, 16).
             level: Noise level in [0, 1], shape (batch,).
             ids: Token ids from `tokenize`, each of shape (batch, 16).
         """

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +23,8 @@ __all__ = ["Schedule", "Task", "load_ema", "save_atomic", "train"]
 
 _CHECKPOINT = "checkpoint.pt"
 _LOG = "loss.jsonl"
+_MUON_SCALE = 3.0  # its learning rate in those of AdamW; at 1 it began slower than AdamW
+_SAVE_EVERY = 100  # seconds between two checkpoints
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,16 @@ class Schedule:
     """How long and how fast to train.
 
     Attributes:
-        steps: Optimizer steps in total; the learning rate ends at zero there.
+        steps: Optimizer steps in total; the learning rate ends at zero there. With ``decay`` it may
+            be raised, without any loss, until the decay begins.
         batch: Samples per step.
         peak_lr: Learning rate after the warm-up.
         warmup: Steps of linear warm-up.
         ema: Decay of the averaged weights.
         preview_every: Steps between two previews.
+        decay: Steps at the end in which the learning rate falls from its peak; 0 lets it fall all
+            the way.
+        muon: Whether the matrices of repeated blocks are trained with Muon, not with AdamW.
     """
 
     steps: int
@@ -43,16 +50,25 @@ class Schedule:
     warmup: int = 100
     ema: float = 0.999
     preview_every: int = 1000
+    decay: int = 0
+    muon: bool = False
 
     def lr(self, step: int) -> float:
         """Learning rate of a step: linear warm-up, then a half cosine to zero.
 
+        With ``decay`` it stays at its peak and falls at the end, fast at first: one minus a root.
+
         Example:
             >>> [round(Schedule(1000, 1, 1.0).lr(k), 3) for k in (0, 99, 550, 999)]
             [0.01, 1.0, 0.5, 0.0]
+            >>> [round(Schedule(1000, 1, 1.0, decay=200).lr(k), 3) for k in (99, 800, 850, 1000)]
+            [1.0, 1.0, 0.5, 0.0]
         """
         if step < self.warmup:
             return self.peak_lr * (step + 1) / self.warmup
+        if self.decay:
+            progress = max(0, step - self.steps + self.decay) / self.decay
+            return self.peak_lr * (1 - math.sqrt(progress))
         progress = (step - self.warmup) / max(1, self.steps - self.warmup)
         return self.peak_lr * 0.5 * (1 + math.cos(math.pi * progress))
 
@@ -66,7 +82,7 @@ class Task(Protocol):
         """The loss of one freshly drawn batch."""
 
     def preview(self, modules: nn.ModuleDict, path: Path) -> dict[str, float]:
-        """Draw samples of the averaged modules into a picture; return figures for the log."""
+        """Draw samples of the averaged modules into an image; return figures for the log."""
 
 
 def save_atomic(value: Any, path: Path) -> None:
@@ -108,6 +124,47 @@ def _update_ema(ema: dict[str, Tensor], modules: nn.ModuleDict, decay: float) ->
     torch._foreach_lerp_([ema[k] for k in moving], [state[k] for k in moving], 1 - decay)
 
 
+def _in_blocks(modules: nn.ModuleDict) -> list[nn.Parameter]:
+    """The matrices of linear layers in repeated blocks: neither embeddings nor the two ends."""
+    return [
+        module.weight
+        for name, module in modules.named_modules()
+        if isinstance(module, nn.Linear) and any(part.isdigit() for part in name.split("."))
+    ]
+
+
+def _optimizers(modules: nn.ModuleDict, *, muon: bool) -> list[torch.optim.Optimizer]:
+    """AdamW for everything, or Muon for the matrices in blocks."""
+    matrices = _in_blocks(modules) if muon else []
+    chosen = set(matrices)
+    rest = [parameter for parameter in modules.parameters() if parameter not in chosen]
+    found: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(rest, lr=0.0, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
+    ]
+    if matrices:
+        group = {"params": matrices, "scale": _MUON_SCALE}
+        found.append(
+            torch.optim.Muon([group], lr=0.0, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+        )
+    return found
+
+
+def _step(task: Task, optimizers: Sequence[torch.optim.Optimizer], step: int, lr: float) -> float:
+    """One step of all optimizers; return the loss."""
+    loss = task.loss(step)
+    value = loss.item()
+    if not math.isfinite(value):
+        raise FloatingPointError(f"the loss of step {step} is {value}")
+    task.modules.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(task.modules.parameters(), 1.0)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group.get("scale", 1.0)
+        optimizer.step()
+    return value
+
+
 def train(task: Task, schedule: Schedule, folder: Path, *, seed: int = 0, every: int = 50) -> None:
     """Train until the schedule ends, from the checkpoint in the folder if there is one.
 
@@ -119,29 +176,21 @@ def train(task: Task, schedule: Schedule, folder: Path, *, seed: int = 0, every:
         every: Steps between two lines of the log.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    optimizer = torch.optim.AdamW(
-        task.modules.parameters(), lr=0.0, betas=(0.9, 0.99), weight_decay=0.01, fused=True
-    )
+    optimizers = _optimizers(task.modules, muon=schedule.muon)
     ema = {key: value.clone() for key, value in task.modules.state_dict().items()}
     start, seconds = 0, 0.0
     if (folder / _CHECKPOINT).exists():
         state = torch.load(folder / _CHECKPOINT, weights_only=True)
         task.modules.load_state_dict(state["modules"])
-        optimizer.load_state_dict(state["optimizer"])
+        for optimizer, kept in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(kept)
         ema, start, seconds = state["ema"], state["step"], state["seconds"]
     began = saved = time.monotonic()
     losses: list[float] = []  # since the last line of the log
     for step in range(start, schedule.steps):
         torch.manual_seed(seed * 1_000_003 + step)
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.lr(step)
-        loss = task.loss(step)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(task.modules.parameters(), 1.0)
-        optimizer.step()
+        losses.append(_step(task, optimizers, step, schedule.lr(step)))
         _update_ema(ema, task.modules, min(schedule.ema, (1 + step) / (10 + step)))
-        losses.append(loss.item())
         done, now = step + 1, time.monotonic()
         if done % every == 0:
             loss_mean = sum(losses) / len(losses)
@@ -150,8 +199,9 @@ def train(task: Task, schedule: Schedule, folder: Path, *, seed: int = 0, every:
                 row |= _preview(task, ema, folder, done)
             _log(folder, row)
             losses.clear()
-        if now - saved > 120 or done == schedule.steps:
-            state = {"modules": task.modules.state_dict(), "optimizer": optimizer.state_dict()}
-            state |= {"ema": ema, "step": done, "seconds": seconds + now - began}
+        if now - saved > _SAVE_EVERY or done == schedule.steps:
+            state = {"modules": task.modules.state_dict(), "ema": ema}
+            state |= {"optimizers": [optimizer.state_dict() for optimizer in optimizers]}
+            state |= {"step": done, "seconds": seconds + now - began}
             save_atomic(state, folder / _CHECKPOINT)
             saved = now

@@ -79,20 +79,20 @@ class VPrediction:
     """Variance preserving noise at the levels of a DDIM scheduler, predict the angular velocity."""
 
     def __init__(self, scheduler: CogVideoXDDIMScheduler) -> None:
-        """Take the table of levels from the scheduler of the pipeline; the last entry is data."""
-        self.table = torch.cat([scheduler.alphas_cumprod.float(), torch.ones(1)])
+        """Take the noise levels from the scheduler of the pipeline; the last entry is data."""
+        self.levels = torch.cat([scheduler.alphas_cumprod.float(), torch.ones(1)])
 
     def draw(self, count: int) -> Tensor:
         """Uniform timesteps."""
-        return torch.randint(len(self.table) - 1, (count,))
+        return torch.randint(len(self.levels) - 1, (count,))
 
     def path(self, steps: int) -> Tensor:
         """Trailing timesteps, then -1, which is data."""
-        return torch.linspace(len(self.table) - 2, -1, steps + 1).round().long()
+        return torch.linspace(len(self.levels) - 2, -1, steps + 1).round().long()
 
     def factors(self, level: Tensor) -> tuple[Tensor, Tensor]:
         """Roots of the share of data and of noise."""
-        share = self.table[level]
+        share = self.levels[level]
         return share.sqrt(), (1 - share).sqrt()
 
     def target(self, data: Tensor, noise: Tensor, a: Tensor, s: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ def look_around(transformer: OpenSoraTransformer3DModel) -> None:
     """Begin with heads that look at certain frames: the network has no other sense of time.
 
     Its rotary positions are relative, and attention is an average: frames of equal content cannot
-    be told apart. Left to find that out alone, motions were learnt much later than subjects.
+    be distinguished. Left to find that out alone, motions were learnt much later than subjects.
     """
     frequencies: Tensor = transformer.rope.freqs
     for block in transformer.temporal_blocks:

@@ -37,7 +37,8 @@ class Space:
         channels: Components that are kept.
         jitters: Renderings of each training scene in the bank.
         fitted: Training scenes that the components are found on.
-        suffix: Tells the files of this space from those of others.
+        suffix: Distinguishes the files of this space from those of others.
+        jitter: How much place and size vary in the bank; see `training.data.render`.
     """
 
     side: int
@@ -46,6 +47,7 @@ class Space:
     jitters: int
     fitted: int
     suffix: str
+    jitter: float = 1.0
 
     @property
     def video(self) -> bool:
@@ -54,7 +56,7 @@ class Space:
 
 
 SPACES = {
-    "image": Space(64, 1, channels=8, jitters=6, fitted=1500, suffix="flux"),
+    "image": Space(64, 1, channels=20, jitters=16, fitted=1500, suffix="flux", jitter=0.5),
     "video": Space(32, 17, channels=16, jitters=4, fitted=600, suffix="video"),
 }
 
@@ -143,7 +145,8 @@ def bank(checkpoints: Path, space: Space) -> Tensor:
 
         def latents(start: int, seed: int) -> Tensor:
             chosen = pool[start : start + 128]
-            return basis.encode(render(chosen, space.side, seed=seed, frames=space.frames)).half()
+            pixels = render(chosen, space.side, seed=seed, frames=space.frames, jitter=space.jitter)
+            return basis.encode(pixels).half()
 
         rows = [
             torch.cat([latents(start, seed) for start in range(0, len(pool), 128)])

@@ -1,4 +1,4 @@
-"""Draw training scenes as pictures: what FID compares the samples of a bundled image model with.
+"""Draw training scenes as images: what FID compares the samples of a bundled image model with.
 
     python -m training.reference reference
 
@@ -11,8 +11,8 @@ import argparse
 from pathlib import Path
 
 from training.data import render, scenes, spread
+from training.images import save_grid
 from training.patches import SPACES
-from training.pictures import save_grid
 
 __all__ = ["draw_reference"]
 
@@ -26,7 +26,7 @@ def draw_reference(folder: Path, count: int) -> None:
 
 
 def main() -> None:
-    """Draw the pictures."""
+    """Draw the images."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, default=256)

@@ -93,7 +93,7 @@ BACKGROUNDS: dict[str, tuple[int, int, int]] = {
 # Side of the subject as a fraction of the canvas.
 SIZES: dict[str, float] = {"small": 0.46, "large": 0.7}
 
-# Where the centre goes: (x, y) in [-1, 1] of the room that the subject leaves free.
+# Where the centre goes: (x, y) in [-1, 1] of the space that the subject leaves free.
 POSITIONS: dict[str, tuple[float, float]] = {
     "center": (0.0, 0.0),
     "left": (-1.0, 0.0),

@@ -16,7 +16,7 @@ __all__ = ["save_curve", "save_film", "save_grid", "save_sheet"]
 
 
 def _to_pil(pixels: Tensor) -> Image.Image:
-    """Turn (3, height, width) in [-1, 1] into a picture."""
+    """Turn (3, height, width) in [-1, 1] into an image."""
     levels = ((pixels.clamp(-1, 1) + 1) * 127.5).round().byte()
     return Image.fromarray(levels.permute(1, 2, 0).numpy())
 
@@ -59,12 +59,12 @@ def save_sheet(images: Tensor, captions: Sequence[str], path: Path, *, columns: 
 
 
 def save_film(videos: Tensor, path: Path, *, columns: int, scale: int = 2) -> None:
-    """Save a batch (batch, 3, frames, height, width) as one animated picture of tiles."""
+    """Save a batch (batch, 3, frames, height, width) as one animated image of tiles."""
     rows = len(videos) // columns
     tiles = videos[: rows * columns].unflatten(0, (rows, columns)).permute(3, 2, 0, 4, 1, 5)
     frames = [
-        picture.resize((scale * picture.width, scale * picture.height), Image.Resampling.NEAREST)
-        for picture in map(_to_pil, tiles.flatten(4, 5).flatten(2, 3))
+        image.resize((scale * image.width, scale * image.height), Image.Resampling.NEAREST)
+        for image in map(_to_pil, tiles.flatten(4, 5).flatten(2, 3))
     ]
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=80, loop=0, quality=80)
 
