@@ -19,6 +19,7 @@ from training.patches import SPACES, PatchBasis
 from training.precision import HalfProducts
 from training.subjects import SUBJECTS
 
+CHANNELS = SPACES["image"].channels
 PROMPTS = [
     "a small star on a red background at the left",
     "a large cat on a blue background at the top",
@@ -55,8 +56,8 @@ def test_first_call_of_the_pipeline_is_predict(parts: FluxParts, pipe):
     def keep(_module, _args, given, output):
         calls.append((given, output[0]))
 
-    noise = torch.randn(2, 16, 16, 16, generator=torch.Generator().manual_seed(0))
-    packed = pipe._pack_latents(noise, 2, 16, 16, 16)
+    noise = torch.randn(2, CHANNELS, 16, 16, generator=torch.Generator().manual_seed(0))
+    packed = pipe._pack_latents(noise, 2, CHANNELS, 16, 16)
     hook = pipe.transformer.register_forward_hook(keep, with_kwargs=True)
     pipe(
         PROMPTS,
@@ -71,7 +72,7 @@ def test_first_call_of_the_pipeline_is_predict(parts: FluxParts, pipe):
     given, output = calls[0]
     with torch.no_grad():
         predicted = parts.predict(noise, given["timestep"], parts.tokenize(PROMPTS))
-    wanted = pipe._pack_latents(predicted, 2, 16, 16, 16)
+    wanted = pipe._pack_latents(predicted, 2, CHANNELS, 16, 16)
     torch.testing.assert_close(wanted, output, rtol=0, atol=1e-5)
 
 
@@ -151,10 +152,10 @@ def test_muon_takes_the_matrices_of_blocks(parts: FluxParts):
 def test_task_learns_in_bfloat16(parts: FluxParts, monkeypatch):
     """One batch on a bank of noise: near the float32 loss, not equal to it."""
     count = len(scenes("train"))
-    monkeypatch.setattr("training.denoisers.bank", lambda *_: torch.randn(1, count, 16, 1, 1))
+    monkeypatch.setattr("training.denoisers.bank", lambda *_: torch.randn(1, count, CHANNELS, 1, 1))
     monkeypatch.setattr(
         "training.denoisers.patch_basis",
-        lambda *_: PatchBasis(torch.zeros(48), torch.zeros(16, 48), torch.zeros(48, 16)),
+        lambda *_: PatchBasis(*(torch.zeros(n) for n in ((48,), (CHANNELS, 48), (48, CHANNELS)))),
     )
     task = DenoiserTask(parts, Path(), batch=4, half=True)
     task.bank = task.bank.expand(-1, -1, -1, 16, 16)
