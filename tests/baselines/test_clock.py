@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -107,3 +108,19 @@ def test_run_that_fails_is_over() -> None:
     assert clock.run is None
     clock.remove()
     assert pipe([[1.0]]) == [[16.0]]
+
+
+def test_nothing_of_a_run_is_held_when_it_is_over() -> None:
+    made: list[weakref.ref[BaselineRun]] = []
+
+    def make() -> BaselineRun:
+        run = BaselineRun()
+        made.append(weakref.ref(run))
+        return run
+
+    pipe = ToyPipe()
+    clock = Clock(pipe, make)
+    pipe([[1.0]] * 3)
+    assert len(made) == 1
+    assert made[0]() is None
+    clock.remove()

@@ -126,9 +126,11 @@ class _ClockFollower(Generic[RunT]):
         return result
 
     def end(self, *, failed: bool, restarted: bool) -> None:
-        self._clock.finish(self._run, self._cached_bytes)
-        if self._run.step == self.num_steps:
-            self._run.end()
+        run = self._run
+        del self._run  # the tracker may hold this object until the next run
+        self._clock.finish(run, self._cached_bytes)
+        if run.step == self.num_steps:
+            run.end()
 
     def loop_left(self, *, failed: bool) -> None:
         """Nothing to report."""

@@ -172,6 +172,17 @@ class Follower(Protocol):
         ...
 
 
+@dataclass(eq=False)
+class _TrackedRun:
+    """Where a run is."""
+
+    follower: Follower
+    step: int = 0
+    calls: int = 0  # of networks in the present step
+    looped: bool = False  # the progress bar around its loop was seen
+    over: bool = False
+
+
 class Tracker:
     """Follows the runs of a pipeline until ``remove``.
 
@@ -201,10 +212,7 @@ class Tracker:
         self.pipe, self.owner = pipe, owner
         self._scheduler = pipe.scheduler
         self._start, self._micro_batch = start, micro_batch
-        self._follower: Follower | None = None  # None outside of a run
-        self._latest: Follower | None = None
-        self._looped: Follower | None = None  # whose progress bar was seen
-        self._step = self._calls = 0
+        self._run: _TrackedRun | None = None  # the present or last one
         self._hooks: list[HookRegistration] = []
         with ExitStack() as undo:
             patch = _SchedulerPatch(self._scheduler, self)
@@ -224,16 +232,14 @@ class Tracker:
     @property
     def running(self) -> bool:
         """Whether a run is under way."""
-        return self._follower is not None
+        return self._run is not None and not self._run.over
 
     def begin(self) -> None:
         """Start a run, whatever became of the one before."""
         self._end(restarted=True)
         for hook in self._hooks:
             hook.ensure()
-        self._latest = follower = self._start()
-        self._step = self._calls = 0
-        self._follower = follower
+        self._run = _TrackedRun(self._start())
 
     @untraced
     def call(self, module: nn.Module, forward: Any, args: tuple[Any, ...], kw: Any) -> Any:
@@ -245,49 +251,51 @@ class Tracker:
             )
         if self._micro_batch is not None:
             forward = functools.partial(self._micro_batch.forward, module, forward)
-        if self._follower is None:
+        run = self._run
+        if run is None or run.over:
             return forward(*args, **kw)
-        self._calls += 1
-        call = NetworkCall(self._step, self._calls - 1, module, args, kw, forward)
+        call = NetworkCall(run.step, run.calls, module, args, kw, forward)
+        run.calls += 1
         try:
-            return self._follower.call(call)
+            return run.follower.call(call)
         except BaseException:
             self._end(failed=True)
             raise
 
     def step(self, bound: inspect.BoundArguments, original: Callable[..., Any]) -> Any:
         """Report a call of ``scheduler.step``."""
-        call = StepCall(self._step, self._calls, bound, original)
-        follower = self._follower
-        if follower is None:
-            return call.original_step()
+        run = self._run
+        if run is None or run.over:
+            return original(*bound.args, **bound.kwargs)
         try:
-            result = follower.step(call)
+            result = run.follower.step(StepCall(run.step, run.calls, bound, original))
         except BaseException:
             self._end(failed=True)
             raise
-        self._step, self._calls = self._step + 1, 0
-        if self._step == follower.num_steps:
+        run.step, run.calls = run.step + 1, 0
+        if run.step == run.follower.num_steps:
             self._end()
         return result
 
     def _end(self, *, failed: bool = False, restarted: bool = False) -> None:
-        follower, self._follower = self._follower, None
-        if follower is not None:
-            follower.end(failed=failed, restarted=restarted)
+        run = self._run
+        if run is not None and not run.over:
+            run.over = True
+            run.follower.end(failed=failed, restarted=restarted)
 
     def _begin_loop(self) -> Callable[[], None]:
         """Return what is to be called when the loop that begins now is left."""
-        follower = self._follower
-        inner, self._looped = self._looped is follower, follower
+        run = self._run
+        if run is None or run.over or run.looped:  # bars inside of a loop mean nothing
+            return lambda: None
+        run.looped = True
 
         def leave() -> None:
-            # Bars inside of a loop mean nothing, and a later run may have begun since.
-            if follower is None or inner or self._latest is not follower:
+            if self._run is not run:  # a later run has begun since
                 return
             failed = sys.exc_info()[0] is not None
             self._end(failed=failed)
-            follower.loop_left(failed=failed)
+            run.follower.loop_left(failed=failed)
 
         return leave
 
