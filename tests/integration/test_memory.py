@@ -17,7 +17,7 @@ HISTORY = {"trajectory": 3, "paper": 1}
 GENERATIONS = 200
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def frozen(flux: Setting) -> Iterator[None]:
     """Only objects that are made from now on are looked at: the others are a million."""
     flux.generate()  # whatever is made once is there
