@@ -21,17 +21,17 @@ def setting(request: pytest.FixtureRequest) -> Setting:
     return _setting(request.param)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def flux() -> Setting:
     return _setting("flux")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def wan() -> Setting:
     return _setting("wan")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def experts() -> Setting:
     return _setting("wan-experts")
 

@@ -81,8 +81,11 @@ class Setting:
         return self.policy(paper_plan(self.sigmas, compute_steps, **changes))
 
 
-def make_setting(name: str) -> Setting:
+def make_setting(name: str, **changes: Any) -> Setting:
+    """A pipeline of one kind and its full run, with changes to the arguments of its calls."""
     case = CASES[name]
+    if changes:
+        case = replace(case, arguments=case.arguments | changes)
     pipe = case.build()
     full = record(pipe, **call_arguments(case))
     facts = fingerprint(pipe, sigmas=full.sigmas, latent_shape=full.run.latents[0].shape[1:])
