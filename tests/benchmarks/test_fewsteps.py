@@ -68,5 +68,5 @@ def test_the_table_has_figures_and_verdict(benchmark: Load) -> None:
     figuretables = import_module("figuretables")
     worse = ROW | {"compute_steps": 2, "verdict": "not worth it: 12.0 dB"}
     page = figuretables.fewsteps_table([ROW, worse])
-    assert "| 4 | 3 | 1.31 | 30.0 | 20.0 | 25.0 | worth it |" in page
-    assert page.endswith("| not worth it: 12.0 dB |")
+    assert "| 4 | 3 | 1.31 | 30.0 | 20.0 | 25.0 | recommended |" in page
+    assert page.endswith("| not recommended: 12.0 dB |")

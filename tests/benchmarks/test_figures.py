@@ -75,7 +75,7 @@ def test_curves_see_every_step_of_every_prompt(
 
 def test_changes_by_hand(benchmark: Load) -> None:
     curves = benchmark("curves")
-    # Two prompts, both branches of guidance in one batch: the last two are looked at.
+    # Two prompts, both branches of guidance in one batch: the last two count.
     one, two = torch.tensor([9.0, 9.0, 1.0, 2.0]), torch.tensor([9.0, 9.0, 2.0, 2.0])
     assert curves.changes([one[:, None], two[:, None]], 2).tolist() == [[1.0], [0.0]]
     line, flat = torch.tensor([1.0, 2.0, 3.0]), torch.ones(3)
@@ -99,7 +99,7 @@ def test_error_maps_of_images_and_videos(benchmark: Load, tmp_path: Path) -> Non
     assert (tmp_path / "error-maps-flux.png").exists()
     text = import_module("figuretables").errormaps_table([flux, wan])
     assert "Held-out prompts, 3 frames of each, from left to right: “a red circle”." in text
-    assert "16 times as strong" in text
+    assert "Differences are amplified 16 times." in text
 
 
 def test_the_page_of_sensitivity(benchmark: Load) -> None:
@@ -111,22 +111,22 @@ def test_the_page_of_sensitivity(benchmark: Load) -> None:
     fewer = more | {"method": "fewer steps", "prompts": 0}
     text = tables.sensitivity_table([row, more, fewer])
     assert (
-        "Paper: 40.0 dB with 1 prompt, 45.0 dB with 64 prompts; choices of as many prompts differ "
-        "by 4.0 dB at most (with 1 prompt)." in text
+        "Paper: 40.0 dB with 1 prompt, 45.0 dB with 64 prompts; choices of equally many prompts "
+        "differ by 4.0 dB at most (with 1 prompt)." in text
     )
     assert "| 1 | 40.0 (39.0 to 41.0) | 38.0 to 42.0 |  |" in text
     assert "| none |  |  | 45.0 (39.0 to 41.0) |" in text
     assert tables.sensitivity_table([]) == "Not measured yet."
 
 
-def test_when_the_estimate_goes_astray(benchmark: Load) -> None:
+def test_when_the_estimate_diverges(benchmark: Load) -> None:
     benchmark("curves")
     tables = import_module("figuretables")
-    assert "here it is farther off early" in tables.astray(1.5, 0.9)
-    assert "As in the paper's figure" in tables.astray(1.5, 0.5)
+    assert "here it is less accurate early" in tables.divergence(1.5, 0.9)
+    assert "As in the paper's figure" in tables.divergence(1.5, 0.5)
 
 
-def test_what_is_below_the_ideal_is_said(benchmark: Load) -> None:
+def test_rows_below_the_ideal_are_listed(benchmark: Load) -> None:
     benchmark("sensitivity")
     tables = import_module("figuretables")
     row = {"method": "paper", "compute_steps": 10, "percent_of_ideal": 95.0}
