@@ -240,7 +240,7 @@ def _fewsteps(rows: list[Row]) -> list[str]:
             str(row["compute_steps"]),
             f"{row['speedup']:.2f}",
             *(f"{row[key]:.1f}" for key in ("psnr_db", "plain_db", "fewer_db")),
-            # Older results files say "not worth it".
+            # Older results files have "not worth it".
             (row["verdict"] or "recommended").replace("not worth it", "not recommended"),
         ]
         for row in rows

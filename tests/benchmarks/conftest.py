@@ -17,7 +17,7 @@ EXTRA = {"max_sequence_length": 8}
 PROMPTS = [f"a {colour} {shape}" for colour in ("red", "blue") for shape in ("circle", "square")]
 TINY = {
     "flux": Model("flux", "FluxPipeline", STEPS, 3.5, (32, 32), extra=EXTRA),
-    "wan": Model("wan", "WanPipeline", STEPS, 5.0, (32, 32), num_frames=9, extra=EXTRA),
+    "wan": Model("wan", "WanPipeline", 6, 5.0, (32, 32), num_frames=9, extra=EXTRA),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 Load = Callable[[str], Any]
-SMALL = ["--calibration", "3", "--heldout", "2", "--batch", "2"]
+SMALL = ["--calibration", "2", "--heldout", "2", "--batch", "2"]
 FIELDS = {
     "model",
     "method",
