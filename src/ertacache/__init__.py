@@ -14,15 +14,12 @@ if TYPE_CHECKING:
     from ertacache.calibration.refit import refit
     from ertacache.calibration.solve import solve
     from ertacache.formats.policy import Policy, PolicyError
-    from ertacache.formats.profile import Profile, ProfileError
     from ertacache.integration.attach import attach, detach, summary
     from ertacache.integration.schedulers import SchedulerError
 
 __all__ = [
     "Policy",
     "PolicyError",
-    "Profile",
-    "ProfileError",
     "SchedulerError",
     "attach",
     "calibrate",
@@ -38,8 +35,6 @@ __version__ = "0.1.0.dev0"
 _HOMES = {
     "Policy": "ertacache.formats.policy",
     "PolicyError": "ertacache.formats.policy",
-    "Profile": "ertacache.formats.profile",
-    "ProfileError": "ertacache.formats.profile",
     "SchedulerError": "ertacache.integration.schedulers",
     "attach": "ertacache.integration.attach",
     "calibrate": "ertacache.calibration.calibrate",

@@ -92,7 +92,6 @@ class _GuidedRun(CacheRun):
         self._pipe = pipe
 
     def call(self, call: NetworkCall) -> Any:
-        scale = current_guidance(self._pipe)
-        if scale is not None and scale <= 1:
+        if any(scale <= 1 for scale in current_guidance(self._pipe).get("guidance_scale", ())):
             raise NotApplicableError("FasterCache predicts the unconditional branch: use guidance")
         return super().call(call)

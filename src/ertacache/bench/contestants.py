@@ -19,11 +19,11 @@ from ertacache.bench.results import FULL, TRAJECTORY
 from ertacache.bench.workload import Workload
 from ertacache.calibration.paper import PaperCalibration
 from ertacache.calibration.profile import profile_runs
-from ertacache.calibration.refit import refit_policy
-from ertacache.calibration.solve import make_policy, solve
+from ertacache.calibration.refit import refit_budget
+from ertacache.calibration.trial import measure_fits, with_frontier
 from ertacache.core.plans import steps_for_speedup
+from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
-from ertacache.formats.profile import Profile
 from ertacache.integration.attach import Handle
 
 __all__ = [
@@ -86,39 +86,42 @@ def policy_contestants(
     """Profile once, then make every policy that the journal does not have."""
     wanted = [(method, budget) for method in methods for budget in budgets]
     if any(journal.policy(*key) is None for key in wanted):
-        profile = profile_runs(work.session, work.calibration, keep=work.calibration)
+        known = profile_runs(work.session, work.calibration, keep=work.calibration)
+        if TRAJECTORY in methods:
+            known = with_frontier(measure_fits(work.session, known, work.calibration))
         for budget in budgets:
             missing = [method for method in methods if journal.policy(method, budget) is None]
-            for method, policy in _policies(work, profile, budget, missing):
-                journal.add_policy(method, budget, policy)
+            for method, plan in _plans(work, known, budget, missing):
+                only = Policy(known.fingerprint, plans=(plan,))
+                journal.add_policy(method, budget, only)
     for method, budget in wanted:
         found = journal.policy(method, budget)
         assert found is not None
-        steps, attached = len(found.compute_steps), partial(Handle, work.pipe, found)
+        steps, attached = len(found.default.compute_steps), partial(Handle, work.pipe, found)
         yield Contestant(method, budget, attached, steps, f"{steps} steps")
 
 
-def _policies(
-    work: Workload, profile: Profile, budget: float, methods: Sequence[str]
-) -> Iterator[tuple[str, Policy]]:
+def _plans(
+    work: Workload, known: Policy, budget: float, methods: Sequence[str]
+) -> Iterator[tuple[str, FittedPlan]]:
     """Ours, refitted, and the paper's, each for a number of computed steps."""
     steps = steps_for_speedup(work.steps, budget)
     if TRAJECTORY in methods:
-        solved = solve(profile, compute_steps=steps, embed_profile=False)
-        yield TRAJECTORY, refit_policy(work.session, solved, profile, work.calibration)
-    yield from _paper_policies(work, profile, steps, [name for name in methods if name in PAPER])
+        reference = work.session.reference(work.calibration)
+        yield TRAJECTORY, refit_budget(work.session, known, reference, steps)
+    yield from _paper_plans(work, known, steps, [name for name in methods if name in PAPER])
 
 
-def _paper_policies(
-    work: Workload, profile: Profile, steps: int, methods: Sequence[str]
-) -> Iterator[tuple[str, Policy]]:
+def _paper_plans(
+    work: Workload, known: Policy, steps: int, methods: Sequence[str]
+) -> Iterator[tuple[str, FittedPlan]]:
     """The paper's parts on one compute schedule, searched and fitted on the network."""
     if not methods:
         return
-    calibration = PaperCalibration(work.session, profile, work.calibration)
+    calibration = PaperCalibration(work.session, known, work.calibration)
     found = calibration.search_budget(steps)
     for method in methods:
-        yield method, make_policy(profile, calibration.fit(found, **PAPER[method]))
+        yield method, FittedPlan(calibration.fit(found, **PAPER[method]), calibration.sigmas)
 
 
 def baseline_contestants(

@@ -1,7 +1,8 @@
-"""Calibration from end to end: profile, solve, refit in closed loop, validate."""
+"""Calibration from end to end: profile, try, solve, refit in closed loop, validate."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,39 +10,110 @@ from typing import Any
 
 from ertacache.calibration.paper import calibrate_paper
 from ertacache.calibration.profile import profile_runs
-from ertacache.calibration.refit import REFIT_PROMPTS, check_refit_prompts, refit_policy
+from ertacache.calibration.refit import REFIT_PROMPTS, check_refit_prompts, refit_budget
 from ertacache.calibration.session import HELDOUT_SEED, Session, Stage, number_runs
-from ertacache.calibration.solve import (
-    Method,
-    PaperOptions,
-    Target,
-    choose_point,
-    guess_unit,
-    make_policy,
-    measured_unit,
-    solve,
-    solve_profile,
-)
-from ertacache.calibration.validate import Variant, measure, validate
-from ertacache.core.frontier import Frontier, FrontierPoint
-from ertacache.core.plans import Reuse
-from ertacache.formats.policy import Policy, ValidationRow
-from ertacache.formats.profile import Profile, ProfiledPrompt
+from ertacache.calibration.solve import Method, PaperOptions, check_threshold, solve
+from ertacache.calibration.trial import measure_fits, with_frontier
+from ertacache.calibration.validate import validate
+from ertacache.core.plans import Reuse, Target
+from ertacache.formats.fitted import FittedPlan
+from ertacache.formats.policy import Policy
+from ertacache.formats.profile import ProfiledPrompt
 from ertacache.integration.private_api import Pipeline
+from ertacache.integration.solve import PlanSolver, measured_unit, profile_of
 
-__all__ = ["calibrate"]
+__all__ = ["SPEEDUPS", "Targets", "calibrate"]
 
-TRIAL_PROMPTS = 4
+SPEEDUPS = (2.0, 3.0)
+"""Speed-ups that are refitted unless others are given."""
+
 TRIES = 3
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What plans are refitted for: exactly one kind of target.
+
+    Attributes:
+        budgets: speed-ups or numbers of computed steps.
+        min_psnr: PSNR to the full run on held-out prompts, in dB.
+        threshold: the paper's lambda.
+    """
+
+    budgets: tuple[Target, ...] = ()
+    min_psnr: float | None = None
+    threshold: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        method: Method,
+        *,
+        speedup: float | Sequence[float] | None = None,
+        compute_steps: int | Sequence[int] | None = None,
+        min_psnr: float | None = None,
+        threshold: float | None = None,
+    ) -> Targets:
+        """Check what was given; without any target those of ``SPEEDUPS``.
+
+        Example:
+            >>> [target.speedup for target in Targets.of("trajectory").budgets]
+            [2.0, 3.0]
+        """
+        if method not in ("trajectory", "paper"):
+            raise ValueError(f"method must be 'trajectory' or 'paper', got {method!r}")
+        given = {
+            "speedup": speedup,
+            "compute_steps": compute_steps,
+            "min_psnr": min_psnr,
+            "threshold": threshold,
+        }
+        named = [name for name, value in given.items() if value is not None]
+        if len(named) > 1:
+            raise ValueError(f"give one kind of target, not {' and '.join(named)}")
+        if threshold is not None:
+            return cls(threshold=check_threshold(threshold, method))
+        if min_psnr is not None:
+            if method == "paper":
+                raise ValueError(
+                    "the paper's method predicts no error: give a speedup or a threshold"
+                )
+            return cls(min_psnr=Target(min_psnr=min_psnr).min_psnr)
+        if compute_steps is not None:
+            counts = [compute_steps] if isinstance(compute_steps, int) else list(compute_steps)
+            return cls(_distinct([Target(compute_steps=count) for count in counts]))
+        factors = SPEEDUPS if speedup is None else speedup
+        listed = [factors] if isinstance(factors, int | float) else list(factors)
+        return cls(_distinct([Target(speedup=factor) for factor in listed]))
+
+    def check(self, num_steps: int) -> list[int]:
+        """The numbers of computed steps in runs of ``num_steps``; raise if one is impossible."""
+        found = []
+        for target in self.budgets:
+            if target.speedup is not None and target.speedup > num_steps / 2:
+                raise ValueError(
+                    f"speedup must be between 1 and {num_steps / 2:g}, got {target.speedup:g}"
+                )
+            if target.compute_steps is not None and not 2 <= target.compute_steps <= num_steps:
+                raise ValueError(f"cannot compute {target.compute_steps} of {num_steps} steps")
+            budget = target.budget(num_steps)
+            assert budget is not None
+            found.append(budget)
+        return list(dict.fromkeys(found))
+
+
+def _distinct(targets: list[Target]) -> tuple[Target, ...]:
+    if not targets:
+        raise ValueError("give at least one target")
+    return tuple(dict.fromkeys(targets))
 
 
 def calibrate(
     pipe: Pipeline,
     prompts: Sequence[str],
     *,
-    speedup: float | None = None,
-    compute_steps: int | None = None,
-    max_error: float | None = None,
+    speedup: float | Sequence[float] | None = None,
+    compute_steps: int | Sequence[int] | None = None,
     min_psnr: float | None = None,
     threshold: float | None = None,
     method: Method = "trajectory",
@@ -57,16 +129,24 @@ def calibrate(
     stage: Stage | None = None,
     **call: Any,
 ) -> Policy:
-    """Calibrate a policy: profile, solve, refit, measure. Give exactly one target, as in ``solve``.
+    """Calibrate a pipeline: profile, try, solve, refit, measure.
+
+    The policy serves every speed-up, number of steps and size. Some speed-ups are refitted in
+    closed loop and measured; all others are solved from the profile when they are needed, with
+    what the trials found.
+
+    A pipeline's argument may be a list of values, which the prompts are spread over, such as
+    ``guidance_scale=[2, 5, 7]``; the plans then serve the whole range.
 
     Args:
         pipe: a diffusers pipeline with a deterministic scheduler.
         prompts: the calibration prompts; a handful will do, 8 to 32 are better.
-        speedup: target: at least this many times fewer computed steps than steps.
-        compute_steps: target: this many computed steps.
-        max_error: target: predicted error of the final latent.
-        min_psnr: target: PSNR to the full run on the held-out prompts; see ``missed_target``.
-        threshold: target: the paper's lambda.
+        speedup: refit this one, or these: at least so many times fewer computed steps than steps.
+            By default 2 and 3.
+        compute_steps: refit these numbers of computed steps, in place of speed-ups.
+        min_psnr: refit the fewest computed steps that have this PSNR to the full run on the
+            held-out prompts; see ``missed_target``.
+        threshold: the paper's lambda.
         method: trajectory rectification, or ``"paper"``.
         reuse: the paper's method: what a reused step returns.
         adjust_timesteps: the paper's method: adjust the sigma schedule.
@@ -74,21 +154,32 @@ def calibrate(
         heldout: prompts to validate on; by default a quarter of ``prompts`` is held out.
         seed: seed of the first prompt's noise; the others count up.
         batch_size: prompts per call of the pipeline, and of the network during the refit.
-        refit: refit in closed loop; the paper's method: calibrate on the network.
+        refit: run trials and refit in closed loop; the paper's method: calibrate on the network.
         refit_prompts: calibration prompts to refit on; their latents are held in memory.
         profile_path: file that the profile is written to as it grows, and resumed from.
         stage: called with the name of every stage; returns what is called with its progress.
         **call: arguments of the pipeline, such as ``num_inference_steps``.
     """
-    target = Target(speedup, compute_steps, max_error, min_psnr, threshold, method)
-    options = PaperOptions(reuse, adjust_timesteps, rectify)
+    targets = Targets.of(
+        method,
+        speedup=speedup,
+        compute_steps=compute_steps,
+        min_psnr=min_psnr,
+        threshold=threshold,
+    )
+    if isinstance(call.get("num_inference_steps"), int):
+        targets.check(call["num_inference_steps"])
     session = Session(pipe, call, batch_size=batch_size, stage=stage)
     fitted, heldout = _split(prompts, heldout)
-    runs, unseen = number_runs(fitted, seed), number_runs(heldout, seed + HELDOUT_SEED)
+    runs = session.number_runs(fitted, seed)
+    unseen = session.number_runs(heldout, seed + HELDOUT_SEED)
     refitted = runs[: check_refit_prompts(refit_prompts) if refit else 0]
-    keep = refitted if method == "trajectory" else []
-    profile = profile_runs(session, runs, path=profile_path, keep=keep)
-    policy = _Calibration(session, profile, refitted, unseen).calibrate(target, options)
+    known = profile_runs(session, runs, path=profile_path, keep=refitted)
+    work = _Calibration(session, replace(known, plans=()), refitted, unseen)
+    if method == "paper":
+        policy = work.paper(targets, PaperOptions(reuse, adjust_timesteps, rectify))
+    else:
+        policy = work.trajectory(targets)
     provenance = dict(policy.provenance) | {"network calls": str(session.evaluations)}
     return replace(policy, provenance=provenance)
 
@@ -99,80 +190,115 @@ class _Calibration:
 
     Attributes:
         session: the pipeline.
-        profile: its full runs.
-        runs: those to refit on; none solves from the profile alone.
+        known: a policy with the profile of its full runs.
+        runs: those to try and refit on; none solves from the profile alone.
         heldout: prompts and seeds to validate on.
     """
 
     session: Session
-    profile: Profile
+    known: Policy
     runs: Sequence[ProfiledPrompt]
     heldout: Sequence[ProfiledPrompt]
 
-    def calibrate(self, target: Target, options: PaperOptions) -> Policy:
-        """The validated policy of a target."""
-        session, profile = self.session, self.profile
-        if target.min_psnr is not None:
-            return self.reach(target.min_psnr)
-        if self.runs and target.method == "paper":
-            policy = calibrate_paper(session, profile, self.runs, target=target, options=options)
-            return self._validated(policy)
-        session.progress("solve")
-        return self._refitted(solve(profile, **vars(target), **vars(options)))
-
-    def _refitted(self, policy: Policy) -> Policy:
+    def trajectory(self, targets: Targets) -> Policy:
+        """The policy with a validated plan for every target."""
+        policy = self.known
         if self.runs:
-            policy = refit_policy(self.session, policy, self.profile, self.runs)
-        return self._validated(policy)
+            policy = measure_fits(self.session, policy, self.runs)
+        self.session.progress("solve")
+        policy = with_frontier(policy)
+        if targets.min_psnr is not None:
+            return self._reach(policy, targets.min_psnr)
+        budgets = targets.check(profile_of(policy).num_steps)
+        return self._validated(policy, [self._plan(policy, budget) for budget in budgets])
 
-    def _validated(self, policy: Policy) -> Policy:
-        return replace(policy, validation=validate(self.session, policy, self.heldout))
+    def paper(self, targets: Targets, options: PaperOptions) -> Policy:
+        """The same with plans of the paper's method."""
+        policy, threshold = self.known, targets.threshold
+        budgets: Sequence[int | None] = targets.check(profile_of(policy).num_steps) or [None]
+        if self.runs:
+            plans = [
+                calibrate_paper(
+                    self.session,
+                    policy,
+                    self.runs,
+                    budget=budget,
+                    threshold=threshold,
+                    options=options,
+                )
+                for budget in budgets
+            ]
+        else:
+            solved = [
+                solve(
+                    policy,
+                    method="paper",
+                    compute_steps=budget,
+                    threshold=threshold,
+                    **vars(options),
+                )
+                for budget in budgets
+            ]
+            plans = [found.default for found in solved]
+        return self._validated(policy, plans)
 
-    def reach(self, psnr: float) -> Policy:
+    def _plan(self, policy: Policy, budget: int) -> FittedPlan:
+        if self.runs:
+            reference = self.session.reference(self.runs)
+            return refit_budget(self.session, policy, reference, budget)
+        return solve(policy, compute_steps=budget).plans[-1]
+
+    def _validated(self, policy: Policy, plans: Sequence[FittedPlan]) -> Policy:
+        found = validate(self.session, policy, plans, self.heldout)
+        return replace(policy, plans=tuple(found))
+
+    def _reach(self, policy: Policy, psnr: float) -> Policy:
         """The fewest computed steps that reach a PSNR on held-out prompts, in a few tries.
 
-        A trial run on calibration prompts measures what a latent error is in decibels. A try that
-        misses raises the prediction by what it lacked. If none reaches the PSNR, the policy that
-        came nearest is returned.
+        A try that misses lowers all predictions by what it lacked. If none reaches the PSNR, the
+        plan that came nearest is kept.
         """
-        self.session.progress("solve")
-        frontier = solve_profile(self.profile)
-        unit = self._measure_unit(frontier, psnr)
-        point = choose_point(frontier, psnr, unit=unit)
-        origin = {"unit psnr": f"{unit:.3f}"}
-        tried: list[Policy] = []
-        while point is not None and len(tried) < TRIES:
-            tried.append(self._refitted(self._policy(point, target_psnr=psnr, provenance=origin)))
-            measured = _measured(tried[-1]).psnr
+        steps = profile_of(policy).num_steps
+        tried: list[FittedPlan] = []
+        while len(tried) < TRIES:
+            budget = _predicted_budget(policy, psnr, above=_computed(tried))
+            if budget is None:
+                break
+            plan = replace(self._plan(policy, budget), target_psnr=psnr)
+            tried += self._validated(policy, [plan]).plans
+            measured = _measured_psnr(tried[-1])
             if measured >= psnr:
-                return tried[-1]
-            unit = min(unit, measured_unit(measured, point.predicted_error))
-            point = choose_point(frontier, psnr, unit=unit, above=point.computed)
-        return max(tried, key=lambda policy: _measured(policy).psnr)
-
-    def _measure_unit(self, frontier: Frontier, psnr: float) -> float:
-        """The PSNR of a latent error of 1, from calibration prompts run in full and with a plan."""
-        profile = self.profile
-        point = choose_point(frontier, psnr, unit=guess_unit(profile))
-        if point is None:
-            raise ValueError("a run of fewer than three steps leaves none to reuse")
-        steps = profile.num_steps
-        trial = Variant("trial", point.computed, self._policy(point), steps)
-        variants = [Variant("full", steps, None, steps), trial]
-        measure(self.session, variants, profile.prompts[:TRIAL_PROMPTS], stage="trial")
-        return measured_unit(sum(trial.decibels) / len(trial.decibels), point.predicted_error)
-
-    def _policy(self, point: FrontierPoint, **facts: Any) -> Policy:
-        error = point.predicted_error
-        return make_policy(
-            self.profile, point.plan, embed=self.profile, predicted_error=error, **facts
-        )
+                return replace(policy, plans=(tried[-1],))
+            error = tried[-1].measured_error or tried[-1].predicted_error
+            assert error is not None
+            policy = replace(policy, unit_psnr=measured_unit(measured, error))
+        if not tried:
+            raise ValueError(f"a run of {steps} steps leaves none to reuse")
+        return replace(policy, plans=(max(tried, key=_measured_psnr),))
 
 
-def _measured(policy: Policy) -> ValidationRow:
-    row = policy.measured
-    assert row is not None  # it was validated
-    return row
+def _computed(plans: Sequence[FittedPlan]) -> int:
+    return max((len(plan.compute_steps) for plan in plans), default=0)
+
+
+def _measured_psnr(plan: FittedPlan) -> float:
+    row = plan.measured
+    return -math.inf if row is None else row.psnr
+
+
+def _predicted_budget(policy: Policy, psnr: float, *, above: int) -> int | None:
+    """The fewest computed steps, more than ``above``, that are predicted to reach a PSNR.
+
+    If none are, those with the lowest predicted error; None if there are none above ``above``.
+    Computing every step is no plan and is left out.
+    """
+    solver, steps = PlanSolver(policy), profile_of(policy).num_steps
+    curve = solver.curve(profile_of(policy).schedule)
+    found = {n: error for n, error in sorted(curve.items()) if above < n < steps}
+    for computed, error in found.items():
+        if solver.psnr(error) >= psnr:
+            return computed
+    return min(found, key=found.__getitem__, default=None)
 
 
 def _split(prompts: Sequence[str], heldout: Sequence[str] | None) -> tuple[list[str], list[str]]:

@@ -11,13 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import Tensor
+
 from ertacache.calibration.session import Session
-from ertacache.calibration.solve import PaperOptions, Target, make_policy
+from ertacache.calibration.solve import PaperOptions
 from ertacache.core.paper import adjusted_sigmas, pick_schedule, reuse_distances, sweep_profile
 from ertacache.core.plans import PaperPlan, Reuse
 from ertacache.core.steppers import GainFit, Stepper, ThresholdSearch
+from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
-from ertacache.formats.profile import Profile, ProfiledPrompt
+from ertacache.formats.profile import ProfiledPrompt
+from ertacache.integration.solve import profile_of
 
 __all__ = ["PASSES", "PaperCalibration", "calibrate_paper"]
 
@@ -29,39 +33,40 @@ _MORE = 12  # if all of them computed too many steps
 
 def calibrate_paper(
     session: Session,
-    profile: Profile,
+    policy: Policy,
     runs: Sequence[ProfiledPrompt],
     *,
-    target: Target,
+    budget: int | None = None,
+    threshold: float | None = None,
     options: PaperOptions,
-) -> Policy:
-    """A policy of the paper's method, calibrated in runs of the pipeline.
+) -> FittedPlan:
+    """A plan of the paper's method, calibrated in runs of the pipeline.
 
     One run of all prompts per threshold that is tried, in which phi is measured too, and one run on
     the adjusted sigmas to fit K and B; the network is evaluated on all T steps of each.
 
     Args:
         session: the pipeline.
-        profile: its full runs; ``runs`` are among them.
+        policy: with the profile; ``runs`` are among its runs.
         runs: calibration prompts and seeds.
-        target: threshold, or number of computed steps.
+        budget: number of computed steps.
+        threshold: the paper's lambda, in place of a budget.
         options: the parts of the method.
     """
     work, progress = (
-        PaperCalibration(session, profile, runs, options.reuse),
+        PaperCalibration(session, policy, runs, options.reuse),
         session.progress("refit"),
     )
-    if target.threshold is not None:
-        found = work.search(target.threshold)
+    steps = work.num_steps
+    if threshold is not None:
+        found = work.search(threshold)
+    elif budget is None or not 2 <= budget <= steps:
+        raise ValueError(f"cannot compute {budget} of {steps} steps")
     else:
-        budget = target.budget(profile.num_steps)
-        if budget is None or not 2 <= budget <= profile.num_steps:
-            raise ValueError(f"cannot compute {budget} of {profile.num_steps} steps")
         found = work.search_budget(budget, progress=lambda done: progress(done, PASSES + 1))
     plan = work.fit(found, adjust_timesteps=options.adjust_timesteps, rectify=options.rectify)
     progress(PASSES + 1, PASSES + 1)
-    origin = {"paper": "calibrated on the network", "threshold": f"{found.threshold:.6g}"}
-    return make_policy(profile, plan, embed=profile, provenance=origin)
+    return FittedPlan(plan, work.sigmas)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,20 +75,36 @@ class PaperCalibration:
 
     Attributes:
         session: the pipeline.
-        profile: its full runs; ``runs`` are among them.
-        runs: calibration prompts and seeds, all in one call of the pipeline.
+        policy: with the profile; ``runs`` are among its runs.
+        runs: calibration prompts and seeds of equal arguments, all in one call of the pipeline.
         reuse: what a reused step returns.
     """
 
     session: Session
-    profile: Profile
+    policy: Policy
     runs: Sequence[ProfiledPrompt]
     reuse: Reuse = "residual"
 
+    def __post_init__(self) -> None:
+        """Refuse runs that cannot share a call."""
+        if any(run.arguments != self.runs[0].arguments for run in self.runs):
+            raise ValueError("the paper's method is calibrated with one value of every argument")
+
+    @property
+    def sigmas(self) -> Tensor:
+        """The nominal sigma schedule."""
+        return profile_of(self.policy).schedule.sigmas
+
+    @property
+    def num_steps(self) -> int:
+        """Number of sampling steps T."""
+        return len(self.sigmas) - 1
+
     def search(self, threshold: float) -> ThresholdSearch:
         """Algorithm 2 for one threshold."""
-        _, norms = reuse_distances(self.profile.statistics, self.reuse)
-        chosen = norms[[self.profile.prompts.index(run) for run in self.runs]].mean(0)
+        part = profile_of(self.policy).select(list(self.runs))
+        _, norms = reuse_distances(part.statistics, self.reuse)
+        chosen = norms.mean(0)
         search = ThresholdSearch(threshold, norms=chosen, reuse=self.reuse)
         self._run(search)
         return search
@@ -99,7 +120,7 @@ class PaperCalibration:
         hits the number, or after ``PASSES`` runs with the nearest below it; while there is none
         below, larger and larger thresholds follow.
         """
-        distances = reuse_distances(self.profile.statistics, self.reuse)
+        distances = reuse_distances(profile_of(self.policy).statistics, self.reuse)
         threshold, _ = pick_schedule(sweep_profile(*distances), budget)
         low, high, best = 0.0, math.inf, None
         for done in range(1, PASSES + _MORE + 1):
@@ -133,7 +154,7 @@ class PaperCalibration:
             rectify: rectify reused outputs.
             mode: what shares one K and B; channels have no common place in pipelines' latents.
         """
-        sigmas = self.profile.sigmas
+        sigmas = self.sigmas
         if adjust_timesteps:
             sigmas = adjusted_sigmas(sigmas, found.step_scales)
         plan = PaperPlan(found.compute_steps, self.reuse, sigmas)
@@ -144,9 +165,9 @@ class PaperCalibration:
         return gain.plan()
 
     def _run(self, stepper: Stepper) -> None:
-        every = tuple(range(self.profile.num_steps))
-        plan = PaperPlan(every, self.reuse, self.profile.sigmas)
-        self.session.lockstep(self.runs, make_policy(self.profile, plan), stepper)
+        plan = PaperPlan(tuple(range(self.num_steps)), self.reuse, self.sigmas)
+        policy = Policy(self.policy.fingerprint, plans=(FittedPlan(plan, self.sigmas),))
+        self.session.lockstep(self.runs, policy, stepper)
 
 
 def _next_threshold(found: ThresholdSearch, surplus: int, low: float, high: float) -> float:

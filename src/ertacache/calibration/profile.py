@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import ertacache
-from ertacache.calibration.session import Progress, Session, number_runs
+from ertacache.calibration.session import Progress, Session
 from ertacache.core.gram import Trajectory, profile_run
-from ertacache.formats.profile import Profile, ProfiledPrompt, ProfileError
-from ertacache.integration.identity import fingerprint
+from ertacache.formats.policy import Policy, PolicyError
+from ertacache.formats.profile import Profile, ProfiledPrompt
+from ertacache.integration.identity import current_guidance, fingerprint
 from ertacache.integration.private_api import Pipeline
-from ertacache.integration.schedulers import first_order_update
 
-__all__ = ["check_continued", "profile", "profile_runs"]
+__all__ = ["call_guidance", "check_continued", "profile", "profile_runs"]
 
 
 def profile(
@@ -29,8 +29,11 @@ def profile(
     progress: Progress | None = None,
     provenance: Mapping[str, str] | None = None,
     **call: Any,
-) -> Profile:
+) -> Policy:
     """Profile a pipeline: one full run per prompt, without decoding.
+
+    A pipeline's argument may be a list of values, which the prompts are spread over, such as
+    ``guidance_scale=[2, 5]``.
 
     Args:
         pipe: a diffusers pipeline with a deterministic scheduler.
@@ -43,14 +46,15 @@ def profile(
         **call: arguments of the pipeline, such as ``num_inference_steps`` and ``height``.
 
     Returns:
-        The profile of all prompts, in their order.
+        A policy that holds the profile of all prompts, in their order, and no plan yet.
 
     Raises:
-        ProfileError: if the file at ``path`` is damaged or of another pipeline.
+        PolicyError: if the file at ``path`` is damaged or of another pipeline.
     """
     session = Session(pipe, call, batch_size=batch_size, stage=lambda name: progress)
-    runs = number_runs(prompts, seed)
-    return profile_runs(session, runs, path=path, provenance=provenance)
+    return profile_runs(
+        session, session.number_runs(prompts, seed), path=path, provenance=provenance
+    )
 
 
 def profile_runs(
@@ -60,14 +64,23 @@ def profile_runs(
     path: str | os.PathLike[str] | None = None,
     provenance: Mapping[str, str] | None = None,
     keep: Collection[ProfiledPrompt] = (),
-) -> Profile:
+) -> Policy:
     """Profile numbered runs in a session, which keeps the latents of ``keep``."""
-    known = None if path is None or not Path(path).exists() else Profile.load(path)
+    known = None if path is None or not Path(path).exists() else Policy.load(path)
     if known is not None:
-        check_continued(known, session.pipe, session.call)
-    missing = [run for run in runs if known is None or run not in known.prompts]
+        check_continued(known, session)
+    done_before = () if known is None or known.profile is None else known.profile.runs
+    missing = [run for run in runs if run not in done_before]
+    if known is not None and known.plans and missing:
+        raise PolicyError(
+            "the policy there holds fitted plans, which would be lost if runs were added to its "
+            "profile: write to another file"
+        )
     done, progress = len(runs) - len(missing), session.progress("profile")
-    origin = {"ertacache": ertacache.__version__, "call": _call_text(session.call)}
+    origin = {
+        "ertacache": ertacache.__version__,
+        "call": _call_text(session.call | session.varied),
+    }
     for batch in session.batches(missing):
         fresh = _profile_batch(session, batch, keep)
         fresh = replace(fresh, provenance=origin | dict(provenance or {}))
@@ -77,37 +90,55 @@ def profile_runs(
         done += len(batch)
         progress(done, len(runs))
     if known is None:
-        raise ProfileError("nothing was profiled")
+        raise PolicyError("nothing was profiled")
     return known
 
 
 def _profile_batch(
     session: Session, batch: Sequence[ProfiledPrompt], keep: Collection[ProfiledPrompt]
-) -> Profile:
+) -> Policy:
     found = session.record(batch, phase="profile", keep=keep)
-    run, sigmas = found.run, found.sigmas
-    run = Trajectory(tuple(x.cpu() for x in run.latents), tuple(v.cpu() for v in run.outputs))
-    what = fingerprint(session.pipe, sigmas=sigmas, latent_shape=run.latents[0].shape[1:])
-    nominal = first_order_update(session.pipe.scheduler)
-    return Profile(
-        what, sigmas, nominal, profile_run(run), tuple(batch), expert_steps=found.expert_steps
+    run = Trajectory(
+        tuple(x.cpu() for x in found.run.latents), tuple(v.cpu() for v in found.run.outputs)
     )
+    facts = fingerprint(
+        session.pipe,
+        latent_shape=run.latents[0].shape[1:],
+        guidance=current_guidance(session.pipe) | call_guidance(session),
+    )
+    profile = Profile(found.schedule, profile_run(run), tuple(batch), found.expert_steps)
+    return Policy(facts, profile=profile)
 
 
-def check_continued(known: Profile, pipe: Pipeline, call: Mapping[str, Any]) -> None:
-    """Raise unless a profile can be continued by calls of this pipeline with these arguments.
+def call_guidance(session: Session) -> dict[str, tuple[float, ...]]:
+    """Guidance-like arguments of the call, each with all values that it has in the session."""
+    found = {}
+    for name, value in (session.call | session.varied).items():
+        values = value if isinstance(value, list) else [value]
+        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+        if ("guidance" in name or "cfg" in name) and numbers:
+            found[name] = tuple(sorted({float(v) for v in values}))
+    return found
+
+
+def check_continued(known: Policy, session: Session) -> None:
+    """Raise unless a profile can be continued by the calls of a session.
 
     What only a run shows, such as the size of the latent, is compared when a run is added.
     """
-    was = known.fingerprint
-    now = replace(
-        fingerprint(pipe, sigmas=known.sigmas, latent_shape=was.latent_shape),
-        num_steps=call.get("num_inference_steps", was.num_steps),
-        guidance=call.get("guidance_scale", was.guidance),
+    if known.profile is None:
+        raise PolicyError("the policy there has no profile to be continued")
+    was, steps = known.fingerprint, session.call.get("num_inference_steps")
+    now = fingerprint(
+        session.pipe,
+        latent_shape=was.latent_shape,
+        guidance=dict(was.guidance) | call_guidance(session),
     )
-    differences = ", ".join(map(str, was.compare(now)))
-    if differences:
-        raise ProfileError(f"the profile there cannot be continued: {differences}")
+    reasons = [str(difference) for difference in was.compare(now)]
+    if isinstance(steps, int) and steps != known.profile.num_steps:
+        reasons.append(f"num_inference_steps is {steps}, was {known.profile.num_steps}")
+    if reasons:
+        raise PolicyError(f"the profile there cannot be continued: {', '.join(reasons)}")
 
 
 def _call_text(call: Mapping[str, Any]) -> str:

@@ -13,21 +13,23 @@ from typing import Any
 
 from torch import Tensor
 
-from ertacache.calibration.profile import check_continued
-from ertacache.calibration.session import HELDOUT_SEED, Session, Stage, number_runs
-from ertacache.calibration.solve import Target, make_policy, solve
+from ertacache.calibration.lockstep import refit_plan, run_plan
+from ertacache.calibration.session import HELDOUT_SEED, Reference, Session, Stage
+from ertacache.calibration.trial import by_group, regret
 from ertacache.calibration.validate import validate
+from ertacache.core.distance import typical_distance
 from ertacache.core.frontier import spread_schedule
 from ertacache.core.paper import reuse_distances, sweep_profile
-from ertacache.core.plans import TrajectoryPlan
-from ertacache.core.simulate import Fit, fit_plans
-from ertacache.core.steppers import RefitStepper, typical_distance
-from ertacache.formats.container import read_kind
-from ertacache.formats.policy import Policy
-from ertacache.formats.profile import Profile, ProfiledPrompt
+from ertacache.core.plans import Target, TrajectoryPlan
+from ertacache.core.simulate import Fit
+from ertacache.formats.fitted import FittedPlan
+from ertacache.formats.policy import Policy, PolicyError
+from ertacache.formats.profile import Profile
+from ertacache.integration.identity import check_pipeline
 from ertacache.integration.private_api import Pipeline
+from ertacache.integration.solve import PlanSolver, profile_of
 
-__all__ = ["REFIT_PROMPTS", "check_refit_prompts", "refit", "refit_policy"]
+__all__ = ["REFIT_PROMPTS", "check_refit_prompts", "refit", "refit_budget"]
 
 REFIT_PROMPTS = 32  # by default: with half as many, out-of-distribution prompts diverge
 FITS = (
@@ -41,7 +43,7 @@ FITS = (
 
 def refit(
     pipe: Pipeline,
-    source: Policy | Profile | str | os.PathLike[str],
+    policy: Policy | str | os.PathLike[str],
     *,
     speedup: float | None = None,
     compute_steps: int | None = None,
@@ -51,43 +53,46 @@ def refit(
     stage: Stage | None = None,
     **call: Any,
 ) -> Policy:
-    """Refit a policy in closed loop, or solve and refit another budget of its profile.
+    """Add a plan to a policy, refitted in closed loop for the runs that are called like this.
 
-    The prompts are those of the profile, with their seeds.
+    Number of steps, size, shift, scheduler and strength may be others than the profiled ones. The
+    prompts are those of the profile, with their seeds.
 
     Args:
-        pipe: the pipeline that was profiled, nothing attached.
-        source: a policy that carries its profile, a profile, or the path of either file.
-        speedup: at least this many times fewer computed steps than steps; by default the budget of
-            the policy.
+        pipe: the pipeline, nothing attached.
+        policy: a policy with a profile, or the path of its file.
+        speedup: at least this many times fewer computed steps than steps; by default that of the
+            policy's first plan.
         compute_steps: this many computed steps, in place of a speed-up.
         heldout: prompts to validate on; None does not validate.
         batch_size: prompts per call of the network.
         refit_prompts: calibration prompts to refit on; their latents are held in memory.
         stage: called with the name of every stage; returns what is called with its progress.
-        **call: arguments of the pipeline, as they were when it was profiled.
+        **call: arguments of the pipeline.
 
     Returns:
-        The refitted policy; it carries the profile.
+        The policy with one plan more; one for the same runs and budget is replaced.
     """
-    if not isinstance(source, Policy | Profile):
-        source = Policy.load(source) if read_kind(source) == "policy" else Profile.load(source)
-    profile = source.profile if isinstance(source, Policy) else source
-    if profile is None:
-        raise ValueError("the policy carries no profile to refit: calibrate again")
-    if speedup is None and compute_steps is None and isinstance(source, Policy):
-        compute_steps = len(source.compute_steps)
-    target = Target(speedup=speedup, compute_steps=compute_steps)
+    if not isinstance(policy, Policy):
+        policy = Policy.load(policy)
+    profile = profile_of(policy)
+    target = Target(speedup, compute_steps)
+    if target == Target():
+        target = Target(speedup=policy.default.speedup)
+    check_pipeline(pipe, policy)
     call = {"num_inference_steps": profile.num_steps} | call
-    check_continued(profile, pipe, call)
     session = Session(pipe, call, batch_size=batch_size, stage=stage)
-    solved = solve(profile, compute_steps=target.budget(profile.num_steps))
-    policy = refit_policy(
-        session, solved, profile, profile.prompts[: check_refit_prompts(refit_prompts)]
-    )
-    if heldout is None:
-        return policy
-    return replace(policy, validation=validate(session, policy, number_runs(heldout, HELDOUT_SEED)))
+    runs = profile.runs[: check_refit_prompts(refit_prompts)]
+    reference = session.reference(runs)
+    steps = reference.schedule.num_steps
+    budget = target.budget(steps)
+    if budget is None or not 2 <= budget < steps:
+        raise ValueError(f"cannot compute {budget} of {steps} steps: 2 to {steps - 1} are possible")
+    plan = refit_budget(session, policy, reference, budget)
+    if heldout is not None:
+        unseen = session.number_runs(heldout, HELDOUT_SEED)
+        (plan,) = validate(session, policy, [plan], unseen)
+    return policy.with_plan(plan)
 
 
 def check_refit_prompts(count: int) -> int:
@@ -97,92 +102,123 @@ def check_refit_prompts(count: int) -> int:
     return count
 
 
-def refit_policy(
-    session: Session, policy: Policy, profile: Profile, runs: Sequence[ProfiledPrompt]
-) -> Policy:
-    """Refit a solved policy, if that helps prompts that it was not fitted on.
+def refit_budget(session: Session, policy: Policy, reference: Reference, budget: int) -> FittedPlan:
+    """The plan of a budget, refitted if that helps prompts that it was not fitted on.
 
-    Candidates are the policy's own compute schedule, the paper's and the uniform one with the first
-    of ``FITS``; then the best of them with the other fits; and the policy as it is. Each is fitted
-    on one half of the prompts and evaluated on the other by its typical distance; the best is then
-    fitted on all of them.
+    Candidates are the solved compute schedule, the paper's and the uniform one with the first
+    of ``FITS``; then the best of them with the other fits; and the plan as solved. Each is fitted
+    on one half of the prompts and compared on the other; the best is then fitted on all of them.
 
     Args:
         session: the pipeline.
-        policy: the policy, as solved.
-        profile: what it was solved from.
-        runs: calibration prompts, all of them in the profile.
+        policy: with the profile that plans are solved from.
+        reference: full runs of calibration prompts, those of the profile, on any schedule.
+        budget: number of computed steps.
+
+    Raises:
+        PolicyError: if not even plain reuse is predicted to help.
     """
-    half = len(runs) // 2
+    solver = PlanSolver(policy)
+    solved = solver.solve(reference.schedule, budget)
+    half = len(reference.runs) // 2
+    if solved is None:
+        raise PolicyError(
+            f"no plan with {budget} of {reference.schedule.num_steps} computed steps is predicted "
+            "to be better than plain reuse: compute more of them"
+        )
     if half == 0:
-        return policy
-    trials = _Trials(session, profile, tuple(runs), session.reference(runs))
-    schedules = _schedules(policy, profile)
-    total = len(schedules) + len(FITS) + 1  # with the policy as it is, and the last refit
+        return solved
+    trials = _Trials(session, policy, reference, half)
+    schedules = _schedules(solved, solver, reference)
+    total = len(schedules) + len(FITS) + 1  # with the plan as it is, and the last refit
     progress = session.progress("refit")
-    unrefitted = trials.open_loop_error(policy.compute_steps)
-    errors: dict[tuple[tuple[int, ...], Fit], float] = {}
+    candidates: list[tuple[tuple[int, ...], Fit | None, Tensor]] = [
+        (solved.compute_steps, None, trials.open_loop(budget))
+    ]
 
     def attempt(steps: tuple[int, ...], fit: Fit) -> None:
-        progress(len(errors) + 1, total)
-        _, errors[steps, fit] = trials.refit(steps, fit, fitted=half)
+        progress(len(candidates), total)
+        candidates.append((steps, fit, trials.refit(steps, fit)))
 
     for steps in schedules:
         attempt(steps, FITS[0])
-    best_steps, _ = min(errors, key=errors.__getitem__)
+    best_steps = candidates[1 + trials.best([found for _, _, found in candidates[1:]])][0]
     for fit in FITS[1:]:
         attempt(best_steps, fit)
-    best = min(errors, key=errors.__getitem__)
-    if errors[best] < unrefitted:
-        progress(total - 1, total)
-        plan, _ = trials.refit(*best)
-        policy = replace(policy, plan=plan)
+    steps, chosen, found = candidates[trials.best([found for _, _, found in candidates])]
+    progress(total - 1, total)
+    plan = solved.plan
+    if chosen is not None:
+        plan = trials.refit_all(steps, chosen)
     progress(total, total)
-    return policy
+    return replace(solved, plan=plan, measured_error=typical_distance(found))
 
 
-def _schedules(policy: Policy, profile: Profile) -> list[tuple[int, ...]]:
-    """The policy's compute schedule, the paper's and the uniform one, each once."""
-    budget, pinned = len(policy.compute_steps), {0, *profile.expert_steps}
-    found = sweep_profile(*reuse_distances(profile.statistics, "residual"))
-    paper = next((steps for _, steps in sorted(found.items()) if len(steps) == budget), ())
-    uniform = spread_schedule(policy.num_steps, budget, pinned)
+def _schedules(
+    solved: FittedPlan, solver: PlanSolver, reference: Reference
+) -> list[tuple[int, ...]]:
+    """The solved compute schedule, the paper's and the uniform one, each once."""
+    budget, pinned = len(solved.compute_steps), solver.pinned(reference.schedule)
+    pinned |= {0, *reference.expert_steps}
+    uniform = spread_schedule(reference.schedule.num_steps, budget, pinned)
+    others = [uniform]
+    if solver.profile.schedule.same_run(reference.schedule):
+        others = [*_paper_schedule(solver.profile, budget), uniform]
     # Thresholds skip some budgets, and the paper's schedule does not pin a later network's step.
-    others = [steps for steps in (paper, uniform) if pinned <= set(steps)]
-    return list(dict.fromkeys([policy.compute_steps, *others]))
+    found = [steps for steps in others if pinned <= set(steps)]
+    return list(dict.fromkeys([solved.compute_steps, *found]))
+
+
+def _paper_schedule(profile: Profile, budget: int) -> list[tuple[int, ...]]:
+    found = sweep_profile(*reuse_distances(profile.statistics, "residual"))
+    return [steps for _, steps in sorted(found.items()) if len(steps) == budget][:1]
 
 
 @dataclass(frozen=True, eq=False)
 class _Trials:
-    """Candidates are run here, on the calibration prompts and against their reference latents."""
+    """Candidates are run here, fitted on the first half of the prompts.
+
+    Attributes:
+        session: the pipeline.
+        policy: with the profile.
+        reference: full runs of all prompts.
+        half: number of prompts that candidates are fitted on.
+    """
 
     session: Session
-    profile: Profile
-    runs: tuple[ProfiledPrompt, ...]
-    latents: tuple[Tensor, ...]
+    policy: Policy
+    reference: Reference
+    half: int
 
-    def refit(
-        self, steps: tuple[int, ...], fit: Fit, *, fitted: int | None = None
-    ) -> tuple[TrajectoryPlan, float]:
-        """Fit a compute schedule on the first prompts, or all; its plan and its error."""
-        stepper = RefitStepper(
-            self.latents,
-            compute_steps=steps,
-            nominal=self.profile.nominal,
-            fit=fit,
-            fitted=fitted,
+    def refit(self, steps: tuple[int, ...], fit: Fit) -> Tensor:
+        """Distances of the second half under a compute schedule refitted on the first."""
+        facts, first = self.policy.fingerprint, range(self.half)
+        _, found = refit_plan(
+            self.session, self.reference, steps, fingerprint=facts, fit=fit, fitted=first
         )
-        self.session.lockstep(self.runs, make_policy(self.profile, stepper.plan()), stepper)
-        return stepper.plan(), stepper.error
+        return found[self.half :]
 
-    def open_loop_error(self, steps: tuple[int, ...]) -> float:
-        """Typical distance of the second half of the prompts under a plan from the first half."""
-        profile, half = self.profile, len(self.runs) // 2
-        (plan,) = fit_plans(
-            profile.statistics.select([profile.prompts.index(run) for run in self.runs[:half]]),
-            profile.nominal,
-            schedules=[steps],
-            fit=Fit(),
+    def refit_all(self, steps: tuple[int, ...], fit: Fit) -> TrajectoryPlan:
+        """The plan refitted on all prompts."""
+        facts = self.policy.fingerprint
+        plan, _ = refit_plan(self.session, self.reference, steps, fingerprint=facts, fit=fit)
+        return plan
+
+    def open_loop(self, budget: int) -> Tensor:
+        """Distances of the second half under a plan solved from the profile of the first."""
+        profile = profile_of(self.policy)
+        part = profile.select(list(self.reference.runs[: self.half]))
+        solved = PlanSolver(replace(self.policy, profile=part)).solve(
+            self.reference.schedule, budget
         )
-        final = self.session.lockstep(self.runs[half:], make_policy(profile, plan))
-        return typical_distance(final, self.latents[-1][half:].to(final))
+        unseen = self.reference.select(range(self.half, len(self.reference.runs)))
+        if solved is None or not isinstance(solved.plan, TrajectoryPlan):
+            return unseen.latents[-1].new_full((len(unseen.runs),), float("inf")).double()
+        facts = self.policy.fingerprint
+        return run_plan(self.session, unseen, solved.plan, fingerprint=facts, phase="refit")
+
+    def best(self, found: Sequence[Tensor]) -> int:
+        """The number of the candidate whose worst kind of run is best."""
+        unseen = self.reference.runs[self.half :]
+        ranked = regret([by_group(unseen, distances) for distances in found])
+        return ranked.index(min(ranked))

@@ -6,6 +6,7 @@ the latents of full runs are kept here for the refit. Knows neither profiles nor
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,10 +16,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ertacache.core.gram import Schedule
+from ertacache.core.plans import Target
 from ertacache.core.steppers import Stepper
-from ertacache.formats.policy import Policy
-from ertacache.formats.profile import ProfiledPrompt, ProfileError
+from ertacache.formats.policy import Policy, PolicyError
+from ertacache.formats.profile import ProfiledPrompt
 from ertacache.integration.attach import Handle
+from ertacache.integration.choose import PlanChooser
 from ertacache.integration.microbatch import MicroBatch
 from ertacache.integration.private_api import Pipeline
 from ertacache.integration.record import Recording, record
@@ -29,8 +33,10 @@ __all__ = [
     "Evaluations",
     "Generated",
     "Progress",
+    "Reference",
     "Session",
     "Stage",
+    "group_runs",
     "number_runs",
     "split_runs",
     "synchronized_time",
@@ -45,7 +51,7 @@ Progress = Callable[[int, int], None]
 Stage = Callable[[str], Progress | None]
 """Called with the name of a stage; returns what is called with its progress."""
 
-Phase = Literal["profile", "refit", "validation"]
+Phase = Literal["profile", "trial", "refit", "validation"]
 
 
 @dataclass
@@ -57,17 +63,19 @@ class Evaluations:
 
     Attributes:
         profile: the full runs of the calibration prompts.
+        trial: solved plans, run on calibration prompts to measure how they are fitted best.
         refit: the closed-loop refit, or the paper's calibration runs.
-        validation: the held-out prompts in all variants; for a target PSNR also the trial runs.
+        validation: the held-out prompts in all variants.
 
     Example:
         >>> nfe = Evaluations(profile=60)
         >>> nfe.add("validation", 25)
         >>> str(nfe)
-        'profile 60 + refit 0 + validation 25 = 85'
+        'profile 60 + trial 0 + refit 0 + validation 25 = 85'
     """
 
     profile: int = 0
+    trial: int = 0
     refit: int = 0
     validation: int = 0
 
@@ -78,34 +86,58 @@ class Evaluations:
     @property
     def total(self) -> int:
         """All of them."""
-        return self.profile + self.refit + self.validation
+        return self.profile + self.trial + self.refit + self.validation
 
     def __str__(self) -> str:
         """The sum in one line."""
-        return (
-            f"profile {self.profile} + refit {self.refit} + validation {self.validation} "
-            f"= {self.total}"
-        )
+        parts = " + ".join(f"{name} {count}" for name, count in vars(self).items())
+        return f"{parts} = {self.total}"
 
 
-def number_runs(prompts: Sequence[str], seed: int = 0) -> list[ProfiledPrompt]:
-    """Give each prompt a seed of its own, counting up from ``seed``.
+def number_runs(
+    prompts: Sequence[str], seed: int = 0, *, varied: Mapping[str, Sequence[Any]] | None = None
+) -> list[ProfiledPrompt]:
+    """Give each prompt a seed of its own, counting up, and a value of every varied argument.
+
+    Args:
+        prompts: at least one.
+        seed: of the first prompt.
+        varied: values of the pipeline's arguments that the prompts are spread over, in turn.
 
     Example:
-        >>> number_runs(["a cat", "a dog"], seed=7)
-        [ProfiledPrompt(prompt='a cat', seed=7), ProfiledPrompt(prompt='a dog', seed=8)]
+        >>> number_runs(["a cat", "a dog"], seed=7)[1]
+        ProfiledPrompt(prompt='a dog', seed=8, arguments=())
+        >>> number_runs(["a cat", "a dog"], varied={"guidance_scale": [2.0, 5.0]})[1].arguments
+        (('guidance_scale', 5.0),)
     """
     if isinstance(prompts, str) or not prompts:
         raise ValueError("prompts must be a list of at least one string")
-    return [ProfiledPrompt(prompt, seed + k) for k, prompt in enumerate(prompts)]
+    names = sorted(varied or {})
+    return [
+        ProfiledPrompt(
+            prompt,
+            seed + k,
+            tuple((name, varied[name][k % len(varied[name])]) for name in names) if varied else (),
+        )
+        for k, prompt in enumerate(prompts)
+    ]
 
 
 def split_runs(runs: Sequence[ProfiledPrompt], size: int) -> Iterator[list[ProfiledPrompt]]:
-    """Batches of at most ``size`` runs, in order."""
+    """Batches of at most ``size`` runs with equal arguments, in order."""
     if size < 1:
         raise ValueError(f"batch_size must be at least 1, got {size}")
-    for start in range(0, len(runs), size):
-        yield list(runs[start : start + size])
+    for group in group_runs(runs):
+        for start in range(0, len(group), size):
+            yield group[start : start + size]
+
+
+def group_runs(runs: Sequence[ProfiledPrompt]) -> list[list[ProfiledPrompt]]:
+    """The runs by their arguments, each group in order."""
+    groups: dict[object, list[ProfiledPrompt]] = {}
+    for run in runs:
+        groups.setdefault(run.arguments, []).append(run)
+    return list(groups.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,12 +155,36 @@ class Generated:
     stats: RunStats | None
 
 
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """Full runs that plans are fitted to and compared with.
+
+    Attributes:
+        runs: prompts and seeds.
+        latents: x_0 ... x_T, each of shape (P, ...), in the order of the runs.
+        schedule: of all runs.
+        expert_steps: steps after 0 at which another network takes over.
+    """
+
+    runs: tuple[ProfiledPrompt, ...]
+    latents: tuple[Tensor, ...]
+    schedule: Schedule
+    expert_steps: tuple[int, ...] = ()
+
+    def select(self, places: Sequence[int]) -> Reference:
+        """Some of the runs, given by their places."""
+        runs = tuple(self.runs[place] for place in places)
+        latents = tuple(x[list(places)] for x in self.latents)
+        return Reference(runs, latents, self.schedule, self.expert_steps)
+
+
 class Session:
     """A pipeline, the arguments of its call, and the work done with it.
 
     Attributes:
         pipe: the pipeline, nothing attached.
         call: arguments of its call, without prompt, generator and output type.
+        varied: values of arguments that prompts are to be spread over.
         batch_size: prompts per call of the pipeline; in lockstep, of the network.
         evaluations: of the network, so far.
     """
@@ -141,13 +197,24 @@ class Session:
         batch_size: int = 1,
         stage: Stage | None = None,
     ) -> None:
-        """Keep how the pipeline is called; ``stage`` receives the progress of every stage."""
+        """Keep how the pipeline is called; ``stage`` receives the progress of every stage.
+
+        An argument given as a list, where the pipeline's takes none, is varied.
+        """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        self.pipe, self.call, self.batch_size = pipe, dict(call or {}), batch_size
+        self.pipe, self.batch_size = pipe, batch_size
+        self.varied = _varied(pipe, call or {})
+        self.call = {name: value for name, value in (call or {}).items() if name not in self.varied}
         self.evaluations = Evaluations()
         self._stage = stage
         self._latents: dict[ProfiledPrompt, list[Tensor]] = {}
+        self._recorded: Recording | None = None  # the last one
+        self._choosers: dict[tuple[int, Target], PlanChooser] = {}
+
+    def number_runs(self, prompts: Sequence[str], seed: int = 0) -> list[ProfiledPrompt]:
+        """Runs of some prompts, spread over the varied arguments."""
+        return number_runs(prompts, seed, varied=self.varied)
 
     def progress(self, stage: str) -> Progress:
         """What to call with the progress of a stage that begins now."""
@@ -164,7 +231,7 @@ class Session:
 
     def arguments(self, runs: Sequence[ProfiledPrompt], **changes: Any) -> dict[str, Any]:
         """The arguments of a call: prompts, their noise, and the session's own, some changed."""
-        call = self.call | changes
+        call = self.call | dict(runs[0].arguments) | changes
         # The noise is drawn on the CPU: the same on every device and in every batch.
         noise = [torch.Generator("cpu").manual_seed(run.seed) for run in runs]
         if len(runs) == 1:  # as plain loops take them
@@ -176,29 +243,44 @@ class Session:
         return call | {"prompt": [run.prompt for run in runs], "generator": noise}
 
     def generate(
-        self, runs: Sequence[ProfiledPrompt], policy: Policy | None = None, **changes: Any
+        self,
+        runs: Sequence[ProfiledPrompt],
+        policy: Policy | None = None,
+        *,
+        target: Target | None = None,
+        phase: Phase = "validation",
+        **changes: Any,
     ) -> Generated:
         """Generate a batch of images or videos.
 
         ``policy`` is attached for this call; None runs the pipeline with whatever is attached.
         """
-        attached: Any = nullcontext() if policy is None else Handle(self.pipe, policy)
+        attached: Any = nullcontext()
+        if policy is not None:
+            attached = Handle(self.pipe, policy, chooser=self._chooser(policy, target or Target()))
         with attached as handle:
             start = synchronized_time()
             result = self.run(runs, **(changes | {"output_type": "pt"}))
             seconds = synchronized_time() - start
         stats = None if handle is None else handle.stats.last
         computed = len(self.pipe.scheduler.timesteps) if stats is None else stats.computed_steps
-        self.evaluations.add("validation", computed * len(runs))
+        self.evaluations.add(phase, computed * len(runs))
         return Generated(torch.as_tensor(result[0]).float().cpu(), seconds, stats)
+
+    def _chooser(self, policy: Policy, target: Target) -> PlanChooser:
+        """What chooses the plans of a policy; kept, so that each is solved once."""
+        known = self._choosers.get((id(policy), target))
+        if known is None:
+            known = self._choosers[id(policy), target] = PlanChooser(policy, target)
+        return known
 
     def record(
         self, runs: Sequence[ProfiledPrompt], *, phase: Phase, keep: Collection[ProfiledPrompt] = ()
     ) -> Recording:
         """Record the full runs of one batch; the latents of ``keep`` stay for ``reference``."""
-        found = record(self.pipe, **self.arguments(runs))
+        found = self._recorded = record(self.pipe, **self.arguments(runs))
         if len(found.run.latents[0]) != len(runs):
-            raise ProfileError(
+            raise PolicyError(
                 f"{len(runs)} prompts gave latents of a batch of {len(found.run.latents[0])}: "
                 "use batch_size=1 and one image per prompt"
             )
@@ -208,31 +290,61 @@ class Session:
                 self._latents[run] = [x[place].cpu() for x in found.run.latents]
         return found
 
-    def reference(self, runs: Sequence[ProfiledPrompt]) -> tuple[Tensor, ...]:
-        """The latents x_0 ... x_T of full runs, each (P, ...): kept ones, or recorded again."""
+    def reference(self, runs: Sequence[ProfiledPrompt]) -> Reference:
+        """The full runs of some prompts: those kept, and the others recorded again."""
         missing = [run for run in runs if run not in self._latents]
         for batch in self.batches(missing):
             self.record(batch, phase="refit", keep=batch)
         steps = zip(*(self._latents[run] for run in runs), strict=True)
-        return tuple(torch.stack(step) for step in steps)
+        assert self._recorded is not None
+        return Reference(
+            tuple(runs),
+            tuple(torch.stack(step) for step in steps),
+            self._recorded.schedule,
+            self._recorded.expert_steps,
+        )
 
     def lockstep(
-        self, runs: Sequence[ProfiledPrompt], policy: Policy, stepper: Stepper | None = None
+        self,
+        runs: Sequence[ProfiledPrompt],
+        policy: Policy,
+        stepper: Stepper | None = None,
+        *,
+        pipe: Pipeline | None = None,
+        phase: Phase = "refit",
     ) -> Tensor:
-        """Run all prompts in one call of the pipeline under a policy; returns the final latents.
+        """Run prompts of equal arguments in one call under a policy; returns the final latents.
 
         The pipeline holds the latents of all prompts, the network sees ``batch_size`` at a time.
 
         Args:
             runs: prompts and seeds.
-            policy: the policy.
-            stepper: takes the place of the policy's own.
+            policy: the policy; its first plan is followed.
+            stepper: takes the place of the plan's own.
+            pipe: a copy of the pipeline, if several run side by side.
+            phase: what the evaluations are counted for.
         """
+        target = self.pipe if pipe is None else pipe
         micro_batch = MicroBatch(self.batch_size, prompts=len(runs))
-        with Handle(self.pipe, policy, stepper=stepper, micro_batch=micro_batch) as handle:
-            latents: Tensor = self.run(runs, output_type="latent")[0]
-        self.evaluations.add("refit", handle.stats.last.computed_steps * len(runs))
+        with Handle(target, policy, stepper=stepper, micro_batch=micro_batch) as handle:
+            latents: Tensor = target(**self.arguments(runs, output_type="latent"))[0]
+        self.evaluations.add(phase, handle.stats.last.computed_steps * len(runs))
         return latents
+
+
+def _varied(pipe: Pipeline, call: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Arguments given as a list of plain values, where the pipeline takes no list."""
+    try:
+        parameters = inspect.signature(type(pipe).__call__).parameters
+    except (TypeError, ValueError):
+        parameters = {}  # type: ignore[assignment]
+    found = {}
+    for name, value in call.items():
+        plain = isinstance(value, list) and all(isinstance(v, int | float | str) for v in value)
+        taken = str(getattr(parameters.get(name), "annotation", ""))
+        if plain and value and "list" not in taken.lower() and name in parameters:
+            found[name] = value
+    return found
 
 
 def synchronized_time() -> float:

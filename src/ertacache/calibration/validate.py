@@ -7,15 +7,16 @@ times are medians.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from torch import Tensor
 
 from ertacache.calibration.session import Session
-from ertacache.core.plans import PaperPlan, uniform_schedule
-from ertacache.formats.policy import OWN_ROW, Policy, ValidationRow
+from ertacache.core.plans import PaperPlan, Target, uniform_schedule
+from ertacache.formats.fitted import OWN_ROW, FittedPlan, ValidationRow
+from ertacache.formats.policy import Policy
 from ertacache.formats.profile import ProfiledPrompt
 from ertacache.metrics import IDENTICAL, psnr
 
@@ -44,6 +45,7 @@ class Variant:
         computed_steps: steps on which the network is evaluated.
         policy: what is attached; None for the pipeline as it is.
         num_inference_steps: steps of the run.
+        target: of the policy; None takes its first plan.
         seconds: time of every batch.
         decibels: PSNR of every prompt to the full run.
     """
@@ -52,48 +54,70 @@ class Variant:
     computed_steps: int
     policy: Policy | None
     num_inference_steps: int
+    target: Target | None = None
     seconds: list[float] = field(default_factory=list)
     decibels: list[float] = field(default_factory=list)
 
 
-def plain_reuse(policy: Policy) -> Policy:
+def plain_reuse(plan: FittedPlan) -> FittedPlan:
     """The same number of computed steps, evenly spaced, the last output reused as it is."""
-    steps = uniform_schedule(policy.num_steps, max(2, len(policy.compute_steps)))
-    plan = PaperPlan(steps, "velocity", policy.sigmas)
-    return Policy(plan, policy.sigmas, fingerprint=policy.fingerprint)
+    steps = uniform_schedule(plan.num_steps, max(2, len(plan.compute_steps)))
+    return FittedPlan(PaperPlan(steps, "velocity", plan.sigmas), plan.sigmas)
 
 
-def variants_of(policies: dict[str, Policy]) -> list[Variant]:
-    """The full run, each policy, and for each number of computed steps the two alternatives."""
-    first = next(iter(policies.values()))
-    variants = [Variant("full", first.num_steps, None, first.num_steps)]
-    for name, policy in policies.items():
-        variants.append(Variant(name, len(policy.compute_steps), policy, policy.num_steps))
-    for policy in {len(p.compute_steps): p for p in policies.values()}.values():
-        computed = len(policy.compute_steps)
-        plain = plain_reuse(policy)
-        variants.append(Variant("plain reuse", len(plain.compute_steps), plain, policy.num_steps))
+def variants_of(policy: Policy, plans: Mapping[str, FittedPlan]) -> list[Variant]:
+    """The full run, each plan, and for each number of computed steps the two alternatives.
+
+    Args:
+        policy: what the plans are of.
+        plans: the plans by their names, all for runs of the same number of steps.
+    """
+    steps = next(iter(plans.values())).num_steps
+    variants = [Variant("full", steps, None, steps)]
+    for name, plan in plans.items():
+        variants.append(Variant(name, len(plan.compute_steps), _only(policy, plan), steps))
+    for plan in {len(p.compute_steps): p for p in plans.values()}.values():
+        computed, plain = len(plan.compute_steps), plain_reuse(plan)
+        variants.append(
+            Variant("plain reuse", len(plain.compute_steps), _only(policy, plain), steps)
+        )
         variants.append(Variant("fewer steps", computed, None, computed))
     return variants
 
 
+def _only(policy: Policy, plan: FittedPlan) -> Policy:
+    return Policy(policy.fingerprint, plans=(plan,))
+
+
 def validate(
-    session: Session, policy: Policy, runs: Sequence[ProfiledPrompt]
-) -> tuple[ValidationRow, ...]:
-    """Measure a policy, plain reuse and fewer steps against the full run on held-out prompts."""
-    variants = variants_of({OWN_ROW: policy})
+    session: Session, policy: Policy, plans: Sequence[FittedPlan], runs: Sequence[ProfiledPrompt]
+) -> list[FittedPlan]:
+    """Measure plans, plain reuse and fewer steps against the full run on held-out prompts.
+
+    Returns:
+        The plans with their measurements.
+    """
+    names = [f"plan {place}" for place in range(len(plans))]
+    variants = variants_of(policy, dict(zip(names, plans, strict=True)))
     measure(session, variants, runs)
     full = median(variants[0].seconds)
-    return tuple(
-        ValidationRow(
-            method=variant.name,
-            computed_steps=variant.computed_steps,
-            psnr=sum(variant.decibels) / len(variant.decibels),
-            speedup=full / median(variant.seconds),
-            prompts=len(runs),
-        )
-        for variant in variants[1:]
-    )
+    found = []
+    for name, plan in zip(names, plans, strict=True):
+        budgets = {len(plan.compute_steps), max(2, len(plan.compute_steps))}
+        rows = [
+            ValidationRow(
+                method=OWN_ROW if variant.name == name else variant.name,
+                computed_steps=variant.computed_steps,
+                psnr=sum(variant.decibels) / len(variant.decibels),
+                speedup=full / median(variant.seconds),
+                prompts=len(runs),
+            )
+            for variant in variants[1:]
+            if variant.name == name
+            or (variant.name not in names and variant.computed_steps in budgets)
+        ]
+        found.append(replace(plan, validation=tuple(rows)))
+    return found
 
 
 def measure(
@@ -119,7 +143,9 @@ def measure(
         full: Tensor | None = None
         for variant in variants:
             steps = variant.num_inference_steps
-            made = session.generate(batch, variant.policy, num_inference_steps=steps)
+            made = session.generate(
+                batch, variant.policy, target=variant.target, num_inference_steps=steps
+            )
             full = made.results if full is None else full
             variant.seconds.append(made.seconds)
             variant.decibels += psnr(made.results, full).clamp_max(IDENTICAL).tolist()
@@ -174,9 +200,9 @@ run, 45.0 dB against 46.5
     return Verdict(True, f"{policy.speedup:.2f}x faster, {psnr} to the full run")
 
 
-def missed_target(policy: Policy) -> str | None:
-    """The sentence that a policy misses its target PSNR; None if it does not, or has none."""
-    row, target = policy.measured, policy.target_psnr
+def missed_target(plan: FittedPlan) -> str | None:
+    """The sentence that a plan misses its target PSNR; None if it does not, or has none."""
+    row, target = plan.measured, plan.target_psnr
     if target is None or row is None or row.psnr >= target:
         return None
     return f"target missed: {target:.1f} dB asked for, {row.psnr:.1f} dB measured"

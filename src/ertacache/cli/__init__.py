@@ -22,6 +22,7 @@ from ertacache.cli import (
     merge,
     metrics,
     profile,
+    refit,
     report,
     solve,
 )
@@ -43,6 +44,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
     "merge": (merge.merge, merge.EXAMPLES),
     "solve": (solve.solve, solve.EXAMPLES),
     "calibrate": (calibrate.calibrate, calibrate.EXAMPLES),
+    "refit": (refit.refit, refit.EXAMPLES),
     "generate": (generate.generate, generate.EXAMPLES),
     "inspect": (inspect.inspect, inspect.EXAMPLES),
     "bench": (bench.bench, bench.EXAMPLES),
@@ -66,9 +68,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(
-    epilog="\b\nExample:\n  ertacache calibrate emoji-flux --speedup 2 -o policy.safetensors"
-)
+@app.callback(epilog="\b\nExample:\n  ertacache calibrate emoji-flux -o policy.safetensors")
 def _options(
     version: Annotated[
         bool,

@@ -1,7 +1,7 @@
-"""``ertacache calibrate``: profile, solve, refit and validate in one command.
+"""``ertacache calibrate``: profile, try, solve, refit and validate in one command.
 
-Exit code 3 means that the policy is not recommended, or misses the target PSNR; it is written all
-the same.
+Exit code 3 means that no plan is recommended, or the target PSNR is missed; the policy is written
+all the same.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from ertacache.cli.loading import (
     readable_failures,
 )
 from ertacache.cli.options import CallOptions, Model, PolicyOutput, PromptOptions, TargetOptions
-from ertacache.cli.policies import print_verdict, save_policy
+from ertacache.cli.policies import print_verdicts, save_policy
 from ertacache.cli.writing import check_output, keeping_profile
 
 __all__ = ["EXAMPLES", "calibrate"]
 
 EXAMPLES = (
-    "ertacache calibrate emoji-flux --speedup 2 -o policy.safetensors",
+    "ertacache calibrate emoji-flux -o policy.safetensors",
+    "ertacache calibrate emoji-flux --speedup 2 --speedup 5 -o policy.safetensors",
     "ertacache calibrate ./my-pipeline --prompts prompts.txt --heldout heldout.txt --steps 50 "
     "--compute-steps 20 -o policy.safetensors --profile profile.safetensors",
     "ertacache calibrate emoji-flux --min-psnr 45 -o policy.safetensors",
+    "ertacache calibrate emoji-flux --arg true_cfg_scale=[2,4,6] -o policy.safetensors",
     "ertacache calibrate emoji-flux --limit 8 --method paper --speedup 2 -o paper.safetensors",
 )
 
@@ -81,9 +83,10 @@ def calibrate(
 ) -> None:
     """Make a policy for a model and measure it.
 
-    Give exactly one of --speedup, --compute-steps, --max-error, --min-psnr and --threshold. The
-    policy is validated on held-out prompts; exit code 3 means that it is not recommended, or misses
-    --min-psnr.
+    The policy serves every speed-up, number of steps and size. Those of --speedup (2 and 3 if none
+    is given), --compute-steps or --min-psnr are refitted on the model and validated on held-out
+    prompts. An --arg that is a list of values spreads the prompts over them. Exit code 3 means that
+    no plan is recommended, or --min-psnr is missed.
     """
     texts = choose_prompts(model, prompts.prompts, limit=prompts.limit)
     validated = None if heldout is None else read_prompts(heldout)
@@ -105,31 +108,29 @@ def calibrate(
             **target.given(),
             **arguments,
         )
-    save_policy(policy, output, context=context)
-    raise typer.Exit(print_verdict(policy, output))
+    save_policy(policy, output, context=context, model=model)
+    raise typer.Exit(print_verdicts(policy, policy.plans, output))
 
 
 def _check_budget(target: TargetOptions, steps: object) -> None:
-    """Raise before any work if the number of steps is known and the target does not fit it."""
-    from ertacache.core.plans import steps_for_speedup
+    """Raise before any work if the number of steps is known and a target does not fit it."""
+    from ertacache.calibration.calibrate import Targets
 
-    if not isinstance(steps, int):
-        return
-    budget = target.compute_steps
-    if target.speedup is not None:
-        budget = steps_for_speedup(steps, target.speedup)
-    if budget is not None and not 1 <= budget <= steps:
-        raise ValueError(f"cannot compute {budget} of {steps} steps")
+    if isinstance(steps, int):
+        Targets.of(
+            target.method,
+            speedup=target.speedup or None,
+            compute_steps=target.compute_steps or None,
+            min_psnr=target.min_psnr,
+            threshold=target.threshold,
+        ).check(steps)
 
 
 def _check_files(output: Path, profile: Path | None) -> None:
     """Raise before any work unless both files can be written, and are two files."""
-    from ertacache.formats.policy import Policy
-    from ertacache.formats.profile import Profile
-
-    check_output(output, Policy)
+    check_output(output)
     if profile is None:
         return
-    check_output(profile, Profile)
+    check_output(profile)
     if profile.resolve() == output.resolve():
         raise ValueError("the policy and the profile must be different files")

@@ -5,20 +5,22 @@ Only the command: profiling, solving, refitting and measuring are done by ``cali
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import ertacache
 from ertacache.cli.console import Stages, decibels, print_line, print_table
 from ertacache.cli.options import CallOptions, Steps
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ertacache.calibration.session import Session
     from ertacache.calibration.validate import Variant
+    from ertacache.formats.fitted import FittedPlan
     from ertacache.formats.policy import Policy
 
 __all__ = ["EXAMPLES", "demo"]
@@ -38,6 +40,7 @@ def demo(
     steps: Steps = None,
 ) -> None:
     """Calibrate the bundled model, then compare 2x and 3x with the full run on held-out prompts."""
+    from ertacache.calibration.session import Session
     from ertacache.cli.loading import open_model
 
     print_line(
@@ -46,50 +49,53 @@ def demo(
     output.mkdir(parents=True, exist_ok=True)
     pipe, arguments = open_model(MODEL, CallOptions(steps=steps, device="cpu"))
     with Stages() as stage:
-        policies = _calibrate(pipe, prompts, arguments, stage)
-        variants, images = _measure(pipe, policies, heldout, arguments, stage)
-    for name, policy in policies.items():
-        policy.save(output / f"{MODEL}-{name.split()[-1]}.safetensors")
+        policy, plans = _calibrate(pipe, prompts, arguments, stage)
+        session = Session(pipe, arguments, batch_size=4, stage=stage)
+        variants, images = _measure(session, policy, plans, heldout)
+    policy = replace(policy, plans=tuple(plans.values()))
+    path, file = output / "comparison.png", output / f"{MODEL}.safetensors"
+    policy.save(file)
     _print_results(variants, images)
-    path = output / "comparison.png"
     _draw(variants, images, path)
     print_line(f"The images: {path}")
-    print_line(f"The policies: {output}/{MODEL}-2x.safetensors and -3x.safetensors")
+    print_line(f"The policy: {file}")
 
 
 def _calibrate(
     pipe: Any, count: int, arguments: dict[str, Any], stage: Stages
-) -> dict[str, Policy]:
+) -> tuple[Policy, dict[str, FittedPlan]]:
     from ertacache.calibration.profile import profile_runs
-    from ertacache.calibration.refit import REFIT_PROMPTS, refit_policy
-    from ertacache.calibration.session import Session, number_runs
+    from ertacache.calibration.refit import refit_budget
+    from ertacache.calibration.session import Session
+    from ertacache.calibration.trial import measure_fits, with_frontier
+    from ertacache.core.plans import steps_for_speedup
     from ertacache.models import load_prompts
 
     session = Session(pipe, arguments, batch_size=8, stage=stage)
-    runs = number_runs(load_prompts(MODEL, "calibration")[:count])
-    refitted = runs[:REFIT_PROMPTS]
-    profile = profile_runs(session, runs, keep=refitted)
-    policies = {}
+    runs = session.number_runs(load_prompts(MODEL, "calibration")[:count])
+    policy = measure_fits(session, profile_runs(session, runs, keep=runs), runs)
+    stage("solve")
+    policy, reference = with_frontier(policy), session.reference(runs)
+    plans = {}
     for speedup in SPEEDUPS:
-        solved = ertacache.solve(profile, speedup=speedup)
-        policy = refit_policy(session, solved, profile, refitted)
-        policies[f"ertacache {speedup:g}x"] = policy
-    return policies
+        budget = steps_for_speedup(reference.schedule.num_steps, speedup)
+        plans[f"ertacache {speedup:g}x"] = refit_budget(session, policy, reference, budget)
+    return policy, plans
 
 
 def _measure(
-    pipe: Any, policies: dict[str, Policy], count: int, arguments: dict[str, Any], stage: Stages
+    session: Session, policy: Policy, plans: dict[str, FittedPlan], count: int
 ) -> tuple[list[Variant], list[Tensor]]:
     import torch
 
-    from ertacache.calibration.session import HELDOUT_SEED, Session, number_runs
+    from ertacache.calibration.session import HELDOUT_SEED, number_runs
     from ertacache.calibration.validate import measure, variants_of
     from ertacache.models import load_prompts
 
-    variants = variants_of(policies)
+    variants = variants_of(policy, plans)
     images: list[list[Tensor]] = [[] for _ in variants]
     measure(
-        Session(pipe, arguments, batch_size=4, stage=stage),
+        session,
         variants,
         number_runs(load_prompts(MODEL, "heldout")[:count], HELDOUT_SEED),
         stage="generate",

@@ -13,7 +13,7 @@ import typer
 import ertacache
 from ertacache.cli.console import Stages, decibels, print_line
 from ertacache.cli.loading import open_model, read_prompts, readable_failures
-from ertacache.cli.options import CallOptions, Model, PromptsFile
+from ertacache.cli.options import CallOptions, Model, PromptsFile, RunTarget
 from ertacache.cli.writing import (
     FPS,
     Destination,
@@ -37,6 +37,8 @@ EXAMPLES = (
     "-o out",
     "ertacache generate emoji-flux --prompts prompts.txt --policy policy.safetensors --compare "
     "-o out",
+    'ertacache generate emoji-flux "a cat" --policy policy.safetensors --speedup 3 --steps 24 '
+    "--height 96 -o cat.png",
 )
 WARM_UP_STEPS = 2
 
@@ -74,6 +76,7 @@ def generate(
     policy: Annotated[
         Path | None, typer.Option("--policy", metavar="FILE", help="The policy to attach.")
     ] = None,
+    target: RunTarget,
     prompts: PromptsFile = None,
     seeds: Annotated[
         str, typer.Option("--seeds", metavar="N,N,...", help="Seeds, each for every prompt.")
@@ -89,22 +92,23 @@ def generate(
 ) -> None:
     """Generate images or videos.
 
-    Images are written as PNG, videos as MP4. With --compare also side by side: the full run, the
-    accelerated one, and eight times their difference.
+    A policy takes any --speedup (or --compute-steps, --min-psnr), number of steps and size; by
+    default the speed-up of its first plan. Images are written as PNG, videos as MP4. With --compare
+    also side by side: the full run, the accelerated one, and eight times their difference.
     """
     from ertacache.calibration.session import Session
 
     jobs = _jobs(prompt or [], prompts, seeds)
-    attached = _load_policy(policy, compare=compare)
+    attached = _load_policy(policy, target, compare=compare)
     pipe, arguments = open_model(model, call)
     video = "num_frames" in inspect.signature(pipe.__call__).parameters
     destination = find_destination(output, results=len(jobs), video=video)
     if video:
         check_video_writer()
     if attached is not None and call.steps is None:
-        arguments["num_inference_steps"] = attached.num_steps
+        arguments["num_inference_steps"] = _steps(attached)
     with readable_failures(call):
-        runner = _Runner(Session(pipe, arguments), attached, destination, fps)
+        runner = _Runner(Session(pipe, arguments), attached, target, destination, fps)
         runner.generate(jobs, compare=compare)
 
 
@@ -126,22 +130,31 @@ def _parse_seeds(text: str) -> list[int]:
     return list(dict.fromkeys(map(int, parts)))
 
 
-def _load_policy(path: Path | None, *, compare: bool) -> Policy | None:
+def _load_policy(path: Path | None, target: RunTarget, *, compare: bool) -> Policy | None:
     from ertacache.formats.policy import Policy
 
     if path is not None:
         return Policy.load(path)
+    given = [name for name, value in target.given().items() if value is not None]
+    if given:
+        raise ValueError(f"--{given[0].replace('_', '-')} needs a --policy")
     if compare:
         raise ValueError("--compare needs a --policy to compare with the full run")
     return None
 
 
+def _steps(policy: Policy) -> int:
+    """The number of steps that a policy was calibrated for."""
+    return policy.default.num_steps if policy.profile is None else policy.profile.num_steps
+
+
 @dataclass(frozen=True, eq=False)
 class _Runner:
-    """A pipeline and how it is called, the policy to attach, and where the results go."""
+    """A pipeline and how it is called, the policy and its target, and where the results go."""
 
     session: Session
     policy: Policy | None
+    target: RunTarget
     destination: Destination
     fps: int
 
@@ -149,7 +162,7 @@ class _Runner:
         """Generate and report all results; with ``compare`` also a summary."""
         if self.policy is not None:
             # A wrong policy is refused before any run.
-            ertacache.attach(self.session.pipe, self.policy).detach()
+            ertacache.attach(self.session.pipe, self.policy, **self.target.given()).detach()
         pairs: list[tuple[Generated, Generated]] = []
         with Stages() as stage:
             progress = stage("generate")
@@ -166,9 +179,11 @@ class _Runner:
             _print_summary(pairs)
 
     def _run(self, job: Job, policy: Policy | None, **changes: Any) -> Generated:
+        from ertacache.core.plans import Target
         from ertacache.formats.profile import ProfiledPrompt
 
-        made = self.session.generate([ProfiledPrompt(job.prompt, job.seed)], policy, **changes)
+        runs, target = [ProfiledPrompt(job.prompt, job.seed)], Target(**self.target.given())
+        made = self.session.generate(runs, policy, target=target, **changes)
         if made.results.ndim not in (4, 5) or len(made.results) != 1:
             raise ValueError(
                 f"the pipeline gave a result of shape {tuple(made.results.shape)}, which is "

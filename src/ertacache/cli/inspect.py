@@ -1,6 +1,7 @@
-"""``ertacache inspect``: what is in a policy or a profile.
+"""``ertacache inspect``: what is in a policy.
 
-Prints what the file holds and what the solver predicts from it. Loads no model.
+Prints what the file holds, with the frontier: what was measured and what is predicted for every
+number of computed steps. Loads no model.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ertacache.cli.console import draw_mask, print_fact, print_line, print_table
-from ertacache.cli.loading import load_any
-from ertacache.cli.policies import print_policy, print_validation
+from ertacache.cli.console import decibels, draw_mask, print_fact, print_line, print_table
+from ertacache.cli.policies import describe_profile, print_plan, print_validation
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -28,66 +28,53 @@ __all__ = ["EXAMPLES", "inspect"]
 EXAMPLES = (
     "ertacache inspect policy.safetensors",
     "ertacache inspect policy.safetensors --coefficients",
-    "ertacache inspect profile.safetensors --frontier",
+    "ertacache inspect profile.safetensors",
 )
 HASH_DIGITS = 12
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A policy or a profile.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A policy, with or without plans.")],
     coefficients: Annotated[
         bool, typer.Option("--coefficients", help="Also print the coefficients of every step.")
     ] = False,
-    frontier: Annotated[
-        bool,
-        typer.Option("--frontier", help="Also solve for every number of computed steps."),
-    ] = False,
 ) -> None:
-    """Show what is in a policy or a profile."""
+    """Show what is in a policy: its profile, its plans, and the frontier of all speed-ups."""
     from ertacache.formats.policy import Policy
 
-    found = load_any(file)
-    profile = found.profile if isinstance(found, Policy) else found
-    if frontier and profile is None:
-        raise ValueError(f"{str(file)!r} has no profile in it, which the frontier needs")
-    if coefficients and not isinstance(found, Policy):
-        raise ValueError(f"{str(file)!r} is a profile; only a policy has coefficients")
-    if isinstance(found, Policy):
-        _print_policy_file(file, found)
-        if coefficients:
-            _print_plan(found.plan)
-    else:
-        print_fact("profile", file)
-        _print_profile(found)
-    _print_fingerprint(found.fingerprint)
-    if frontier and profile is not None:
-        _print_frontier(profile)
-
-
-def _print_policy_file(path: Path, policy: Policy) -> None:
-    print_fact("policy", path)
-    print_policy(policy)
+    policy = Policy.load(file)
+    if coefficients and not policy.plans:
+        raise ValueError(f"{str(file)!r} holds no plan, and only a plan has coefficients")
+    print_fact("policy", file)
+    print_fact("profile", describe_profile(policy))
     if policy.profile is not None:
-        print_fact("profile", f"embedded, {policy.profile.num_prompts} prompts")
+        _print_profile(policy.profile)
     for name, value in policy.provenance.items():
         print_fact(name, value)
-    if policy.validation:
-        print_validation(policy.validation)
-    else:
-        print_fact("validation", "none: not measured on held-out prompts")
+    _print_fingerprint(policy.fingerprint)
+    for plan in policy.plans:
+        print_line("")
+        print_plan(plan)
+        if plan.validation:
+            print_validation(plan.validation)
+        else:
+            print_fact("validation", "none: not measured on held-out prompts")
+        if coefficients:
+            _print_plan(plan.plan)
+    if policy.profile is not None:
+        _print_frontier(policy)
 
 
 def _print_profile(profile: Profile) -> None:
-    print_fact("steps", profile.num_steps)
-    print_fact("prompts", profile.num_prompts)
-    seeds = [run.seed for run in profile.prompts]
+    sigmas = profile.schedule.sigmas
+    print_fact("sigmas", f"{sigmas[0]:.4g} to {sigmas[-1]:.4g} in {profile.num_steps} steps")
+    seeds = [run.seed for run in profile.runs]
     print_fact("seeds", f"{min(seeds)} to {max(seeds)}")
-    for run in profile.prompts[:3]:
-        print_fact("", f"{run.prompt} (seed {run.seed})")
-    if profile.num_prompts > 3:
-        print_fact("", f"and {profile.num_prompts - 3} more")
-    for name, value in profile.provenance.items():
-        print_fact(name, value)
+    for run in profile.runs[:3]:
+        varied = "".join(f", {name}={value}" for name, value in run.arguments)
+        print_fact("", f"{run.prompt} (seed {run.seed}{varied})")
+    if profile.num_runs > 3:
+        print_fact("", f"and {profile.num_runs - 3} more")
 
 
 def _print_fingerprint(run: Fingerprint) -> None:
@@ -96,8 +83,9 @@ def _print_fingerprint(run: Fingerprint) -> None:
     print_fact("network", f"{run.denoiser} ({run.denoiser_hash[:HASH_DIGITS]}), {run.dtype}")
     print_fact("scheduler", run.scheduler)
     print_fact("", config or "default configuration")
-    print_fact("sigmas", f"{run.num_steps + 1} ({run.sigmas_hash[:HASH_DIGITS]})")
-    print_fact("guidance", "none" if run.guidance is None else f"{run.guidance:g}")
+    print_fact("prediction", run.prediction)
+    guidance = (f"{k} {', '.join(f'{v:g}' for v in values)}" for k, values in run.guidance.items())
+    print_fact("guidance", "; ".join(guidance) or "none")
     print_fact("latent", " x ".join(map(str, run.latent_shape)) or "a scalar")
     print_fact("versions", ", ".join(f"{name} {text}" for name, text in run.versions.items()))
 
@@ -130,24 +118,35 @@ def _row_means(values: Tensor) -> Tensor:
     return values.reshape(len(values), -1).mean(1)
 
 
-def _print_frontier(profile: Profile) -> None:
-    from ertacache.calibration.solve import solve_profile
+def _print_frontier(policy: Policy) -> None:
+    from ertacache.integration.solve import PlanSolver
 
-    points = solve_profile(profile).points
-    rows: list[list[str | Text]] = [
-        [
-            str(point.computed),
-            f"{profile.num_steps / point.computed:.2f}x",
-            f"{point.predicted_error:.3g}",
-            draw_mask(point.plan.compute_steps, profile.num_steps),
-        ]
-        for point in points
-    ]
+    solver = PlanSolver(policy)
+    schedule = solver.profile.schedule
+    rows: list[list[str | Text]] = []
+    for known in solver.known:
+        computed = len(known.compute_steps)
+        plan = policy.find_plan(schedule, computed)
+        row = None if plan is None else plan.measured
+        error = known.predicted_error
+        if plan is not None and plan.measured_error is not None:
+            error = plan.measured_error
+        steps = known.compute_steps if plan is None else plan.compute_steps
+        rows.append(
+            [
+                str(computed),
+                f"{schedule.num_steps / computed:.2f}x",
+                f"{error:.3g}",
+                decibels(solver.psnr(error)),
+                "" if row is None else decibels(row.psnr),
+                draw_mask(steps, schedule.num_steps),
+            ]
+        )
     print_table(
         "Frontier: the best compute schedule found for every number of computed steps",
-        ["computed", "fewer", "predicted error", "step mask"],
+        ["computed", "fewer", "error", "predicted", "measured", "step mask"],
         rows,
     )
-    print_line(
-        "predicted error: distance of the final latent to the full run's, on prompts left out"
-    )
+    print_line("error: distance of the final latent to the full run's; PSNR to the full run")
+    if not policy.fits:
+        print_line("predictions were not calibrated on the network: run ertacache calibrate")

@@ -1,4 +1,4 @@
-"""What a command loads before it begins: the pipeline, its arguments, prompts, policies, profiles.
+"""What a command loads before it begins: the pipeline, its arguments, prompts, policies.
 
 Whatever is wrong with them is reported here as a ``ValueError``, before any work is done.
 """
@@ -9,19 +9,14 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ertacache.cli.console import Stages
 from ertacache.cli.options import CallOptions
 
-if TYPE_CHECKING:
-    from ertacache.formats.policy import Policy
-    from ertacache.formats.profile import Profile
-
 __all__ = [
     "check_continued",
     "choose_prompts",
-    "load_any",
     "open_model",
     "read_prompts",
     "readable_failures",
@@ -55,25 +50,17 @@ def choose_prompts(model: str, path: Path | None, *, limit: int | None = None) -
     return prompts[:limit]
 
 
-def load_any(path: Path) -> Policy | Profile:
-    """The policy or profile of a file, whichever it is."""
-    from ertacache.formats.container import read_kind
-    from ertacache.formats.policy import Policy
-    from ertacache.formats.profile import Profile
-
-    return Profile.load(path) if read_kind(path) == "profile" else Policy.load(path)
-
-
 def check_continued(path: Path | None, pipe: Any, arguments: dict[str, Any]) -> None:
     """Raise if ``path`` is a profile of another pipeline or of another call."""
     if path is None or not path.exists():
         return
-    from ertacache.calibration import profile
-    from ertacache.formats.profile import Profile, ProfileError
+    from ertacache.calibration.profile import check_continued
+    from ertacache.calibration.session import Session
+    from ertacache.formats.policy import Policy, PolicyError
 
     try:
-        profile.check_continued(Profile.load(path), pipe, arguments)
-    except ProfileError as cause:
+        check_continued(Policy.load(path), Session(pipe, arguments))
+    except PolicyError as cause:
         raise ValueError(f"cannot continue the profile {str(path)!r}: {cause}") from cause
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ertacache.cli.console import print_line
+from ertacache.cli.policies import describe_profile
 from ertacache.cli.writing import check_output
 
 __all__ = ["EXAMPLES", "merge"]
@@ -25,12 +26,13 @@ def merge(
 ) -> None:
     """Merge profiles of one pipeline.
 
-    They may be parts that were made on several machines.
+    They may be parts that were made on several machines. Plans are left out: they were made from a
+    part of the runs.
     """
-    from ertacache.formats.profile import Profile
+    from ertacache.formats.policy import Policy
 
-    check_output(output, Profile)
-    first, *others = [Profile.load(path) for path in profiles]
+    check_output(output)
+    first, *others = [Policy.load(path) for path in profiles]
     merged = first.merge(*others)
     merged.save(output)
-    print_line(f"{output}: a profile of {merged.num_prompts} runs of {merged.num_steps} steps")
+    print_line(f"{output}: {describe_profile(merged)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ __all__ = [
     "PolicyOutput",
     "PromptOptions",
     "PromptsFile",
+    "RunTarget",
     "Seed",
     "Steps",
     "TargetOptions",
@@ -142,23 +144,41 @@ class PromptOptions:
     batch_size: BatchSize = 1
 
 
+Speedups = Annotated[
+    list[float] | None,
+    typer.Option(
+        "--speedup",
+        metavar="NUMBER",
+        help="At least this many times fewer computed steps; may be repeated.",
+    ),
+]
+ComputeSteps = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--compute-steps", metavar="N", min=1, help="This many computed steps; may be repeated."
+    ),
+]
+MinPsnr = Annotated[
+    float | None,
+    typer.Option(
+        "--min-psnr",
+        metavar="DB",
+        help="The fewest computed steps with this PSNR to the full run, in dB.",
+    ),
+]
+
+
 @dataclass(frozen=True)
-class TargetOptions:
-    """The target of a policy, exactly one of the first four or ``threshold``, and its method.
+class RunTarget:
+    """What a run is to reach, at most one of the three.
 
     Attributes:
         speedup: at least this many times fewer computed steps.
         compute_steps: number of computed steps.
-        max_error: bound of the expected error of the final latent.
         min_psnr: PSNR to the full run, in dB.
-        method: trajectory rectification, or the paper's method.
-        threshold: the paper's lambda; like the rest for the paper's method only.
-        reuse: what a reused step returns.
-        adjust_timesteps: adjust the sigma schedule.
-        rectify: rectify reused outputs.
 
     Raises:
-        ValueError: there is not exactly one target, or the method does not support it.
+        ValueError: there is more than one, or it is out of range.
     """
 
     speedup: Annotated[
@@ -171,22 +191,42 @@ class TargetOptions:
         int | None,
         typer.Option("--compute-steps", metavar="N", min=1, help="This many computed steps."),
     ] = None
-    max_error: Annotated[
-        float | None,
-        typer.Option(
-            "--max-error",
-            metavar="NUMBER",
-            help="The fewest computed steps whose expected error is within this.",
-        ),
-    ] = None
-    min_psnr: Annotated[
-        float | None,
-        typer.Option(
-            "--min-psnr",
-            metavar="DB",
-            help="The fewest computed steps with this PSNR to the full run, in dB.",
-        ),
-    ] = None
+    min_psnr: MinPsnr = None
+
+    def __post_init__(self) -> None:
+        """Refuse more than one target, with the names of the options, and bad numbers."""
+        given = ["--" + name.replace("_", "-") for name, value in vars(self).items() if value]
+        if len(given) > 1:
+            raise ValueError(f"give one of {' and '.join(given)}")
+        _check_finite("--speedup", self.speedup, low=1.0)
+        _check_finite("--min-psnr", self.min_psnr)
+
+    def given(self) -> dict[str, Any]:
+        """The target, as ``ertacache.attach`` names it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """The targets of a calibration, of one kind, and its method.
+
+    Attributes:
+        speedup: at least so many times fewer computed steps.
+        compute_steps: numbers of computed steps.
+        min_psnr: PSNR to the full run, in dB.
+        method: trajectory rectification, or the paper's method.
+        threshold: the paper's lambda; like the rest for the paper's method only.
+        reuse: what a reused step returns.
+        adjust_timesteps: adjust the sigma schedule.
+        rectify: rectify reused outputs.
+
+    Raises:
+        ValueError: there are several kinds of targets, or the method does not support one.
+    """
+
+    speedup: Speedups = None
+    compute_steps: ComputeSteps = None
+    min_psnr: MinPsnr = None
     method: Annotated[
         Literal["trajectory", "paper"],
         typer.Option("--method", help="Trajectory rectification, or the paper's method."),
@@ -215,19 +255,31 @@ class TargetOptions:
 
     def __post_init__(self) -> None:
         """Refuse what no method can do, with the names of the options."""
-        targets = ("speedup", "compute_steps", "max_error", "min_psnr", "threshold")
-        if sum(getattr(self, name) is not None for name in targets) != 1:
-            names = ["--" + name.replace("_", "-") for name in targets]
-            raise ValueError(f"give exactly one of {', '.join(names[:-1])} and {names[-1]}")
-        expected = self.max_error is not None or self.min_psnr is not None
-        if self.method == "paper" and expected:
+        names = ("speedup", "compute_steps", "min_psnr", "threshold")
+        given = ["--" + name.replace("_", "-") for name in names if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"give one kind of target, not {' and '.join(given)}")
+        for factor in self.speedup or ():
+            _check_finite("--speedup", factor, low=1.0)
+        _check_finite("--min-psnr", self.min_psnr)
+        _check_finite("--threshold", self.threshold, low=0.0)
+        if self.method == "paper" and self.min_psnr is not None:
             raise ValueError("the paper's method predicts no error: give --speedup or --threshold")
         if self.method != "paper" and self.threshold is not None:
             raise ValueError("--threshold needs --method paper; otherwise give --speedup")
 
     def given(self) -> dict[str, Any]:
-        """The target and the method, as ``calibration`` names them."""
-        return asdict(self)
+        """The targets and the method, as ``calibration`` names them."""
+        return {
+            name: value or None if name in ("speedup", "compute_steps") else value
+            for name, value in asdict(self).items()
+        }
+
+
+def _check_finite(name: str, value: float | None, *, low: float = -math.inf) -> None:
+    if value is not None and not low <= value < math.inf:
+        least = "" if low == -math.inf else f" of at least {low:g}"
+        raise ValueError(f"{name} must be a finite number{least}, got {value:g}")
 
 
 def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from ertacache.cli.console import Stages, print_line
 from ertacache.cli.group import command_line
 from ertacache.cli.loading import check_continued, choose_prompts, open_model, readable_failures
 from ertacache.cli.options import CallOptions, Model, PromptOptions
+from ertacache.cli.policies import describe_profile
 from ertacache.cli.writing import check_output, keeping_profile
 
 __all__ = ["EXAMPLES", "profile"]
@@ -40,12 +41,12 @@ def profile(
 ) -> None:
     """Profile a model: one full run per prompt.
 
-    Every run is saved as it ends; an interrupted profile continues where it stopped.
+    The file is a policy without plans: generate takes it with any --speedup, and calibrate
+    continues from it. Every run is saved as it ends; an interrupted profile continues where it
+    stopped.
     """
     texts = choose_prompts(model, prompts.prompts, limit=prompts.limit)
-    from ertacache.formats.profile import Profile
-
-    check_output(output, Profile)
+    check_output(output)
     pipe, arguments = open_model(model, call)
     check_continued(output, pipe, arguments)
     with keeping_profile(output), readable_failures(call), Stages() as stage:
@@ -56,8 +57,7 @@ def profile(
             batch_size=prompts.batch_size,
             path=output,
             progress=stage("profile"),
-            provenance={"command": command_line(context)},
+            provenance={"command": command_line(context), "model": model},
             **arguments,
         )
-    runs = f"{made.num_prompts} run{'' if made.num_prompts == 1 else 's'}"
-    print_line(f"{output}: a profile of {runs} of {made.num_steps} steps")
+    print_line(f"{output}: {describe_profile(made)}")

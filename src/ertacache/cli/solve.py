@@ -1,4 +1,4 @@
-"""``ertacache solve``: a policy for any target from a saved profile. Loads and runs no model."""
+"""``ertacache solve``: add a plan to a policy from its profile. Loads and runs no model."""
 
 from __future__ import annotations
 
@@ -10,35 +10,43 @@ import typer
 import ertacache
 from ertacache.cli.console import print_line
 from ertacache.cli.options import PolicyOutput, TargetOptions
-from ertacache.cli.policies import print_policy, save_policy
+from ertacache.cli.policies import print_plan, save_policy
 from ertacache.cli.writing import check_output
 
 __all__ = ["EXAMPLES", "solve"]
 
 EXAMPLES = (
     "ertacache solve profile.safetensors --speedup 2 -o policy.safetensors",
-    "ertacache solve profile.safetensors --compute-steps 10 -o policy.safetensors",
+    "ertacache solve profile.safetensors --speedup 2 --speedup 4 -o policy.safetensors",
     "ertacache solve profile.safetensors --method paper --threshold 0.1 -o paper.safetensors",
 )
 
 
 def solve(
     context: typer.Context,
-    profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="A profile.")],
+    profile: Annotated[
+        Path, typer.Argument(metavar="POLICY", help="A policy with a profile, or a profile.")
+    ],
     output: PolicyOutput,
     target: TargetOptions,
 ) -> None:
-    """Make a policy from a profile.
+    """Add plans to a policy, solved from its profile.
 
-    No model is needed. Give exactly one of --speedup, --compute-steps, --max-error, --min-psnr and
-    --threshold. Without the model the PSNR is only estimated: --min-psnr is rough here, and
-    measured by calibrate.
+    No model is needed. generate and attach solve by themselves; this writes a plan down, to look at
+    it, or for the paper's method. Give --speedup, --compute-steps, --min-psnr or --threshold.
     """
     from ertacache.formats.policy import Policy
-    from ertacache.formats.profile import Profile
 
-    check_output(output, Policy)
-    policy = ertacache.solve(Profile.load(profile), **target.given())
+    check_output(output)
+    policy = Policy.load(profile)
+    before = len(policy.plans)
+    options = target.given()
+    speedups, counts = options.pop("speedup"), options.pop("compute_steps")
+    wanted = [{"speedup": value} for value in speedups or ()]
+    wanted += [{"compute_steps": value} for value in counts or ()]
+    for budget in wanted or [{}]:
+        policy = ertacache.solve(policy, **(options | budget))
     save_policy(policy, output, context=context)
-    print_policy(policy)
-    print_line(f"{output}: the policy, not yet measured on held-out prompts")
+    for plan in policy.plans[min(before, len(policy.plans) - 1) :]:
+        print_plan(plan)
+    print_line(f"{output}: the policy; its new plans are not yet measured on held-out prompts")

@@ -20,9 +20,6 @@ from ertacache.cli.group import Interrupted
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ertacache.formats.policy import Policy
-    from ertacache.formats.profile import Profile
-
 __all__ = [
     "Destination",
     "check_folder",
@@ -49,19 +46,19 @@ def check_folder(path: Path) -> None:
         raise ValueError(f"cannot write {str(path)!r}: the folder cannot be written to")
 
 
-def check_output(path: Path, kind: type[Policy] | type[Profile]) -> None:
-    """Raise unless a file of this kind can be written here without losing another file."""
-    from ertacache.formats.schema import FormatError
+def check_output(path: Path) -> None:
+    """Raise unless a policy can be written here without losing a file of another kind."""
+    from ertacache.formats.policy import Policy, PolicyError
 
     if path.is_dir():
         raise ValueError(f"cannot write {str(path)!r}: it is a folder")
     check_folder(path)
     if path.exists():
         try:
-            kind.load(path)
-        except FormatError as cause:
+            Policy.load(path)
+        except PolicyError as cause:
             raise ValueError(
-                f"will not overwrite {str(path)!r}, which is not a whole {kind.__name__.lower()}; "
+                f"will not overwrite {str(path)!r}, which is not a whole policy; "
                 f"give another file to write ({cause})"
             ) from cause
 

@@ -1,7 +1,20 @@
-"""What a full run leaves in a profile: inner products, means and L1 distances, per prompt.
+"""What a full run leaves in a profile, per prompt, and the same of runs that never happened.
 
-Their size does not depend on the latent's. They are joined over prompts and added up over pieces
-of a latent, so profiles can be streamed, merged and sharded.
+Inner products, means and L1 distances do not grow with the latent. They are joined over prompts and
+added up over pieces of a latent, so profiles can be streamed, merged and sharded.
+
+**Resampling.** A run on another schedule (other sigmas, fewer steps, another scheduler, a later
+start) consists of outputs at other noise levels, and of what its scheduler makes of them:
+
+1. An output at sigma' is interpolated from the profiled outputs at the nearest sigmas: a row of
+   weights over v_0 ... v_{T-1} (``interpolation_rows``).
+2. A deterministic scheduler is linear in the start and the outputs, ``x'_k = L[k, 0] x'_0 +
+   sum_j L[k, 1 + j] v'_j``. L is read off the scheduler itself (``Schedule.latents``).
+3. So every vector of that run is a row of weights W over the profiled vectors, and its Gram matrix
+   is ``W G W^T``. Everything that is solved from a profile can be solved from it.
+
+The approximation is in 1: the outputs of the other run are taken for those of the profiled run at
+the same noise level.
 """
 
 from __future__ import annotations
@@ -13,9 +26,20 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-__all__ = ["Gram", "RunStatistics", "Trajectory", "gram_of", "profile_run"]
+__all__ = [
+    "Gram",
+    "RunStatistics",
+    "Schedule",
+    "Trajectory",
+    "gram_of",
+    "interpolation_rows",
+    "profile_run",
+    "resample",
+]
 
 CHUNK = 1 << 16  # elements cast to float64 at a time: bounds memory for any latent
+NODES = 4  # profiled outputs that an output at another noise level is interpolated from
+TOLERANCE = 1e-4  # of the largest entry: other hardware rounds, another shift is far above
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +58,61 @@ class Trajectory:
     def num_steps(self) -> int:
         """Number of sampling steps T."""
         return len(self.outputs)
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """A run of T steps as its scheduler takes it: noise levels, and the steps as linear algebra.
+
+    Attributes:
+        sigmas: share of noise before every step and after the last, shape (T + 1,), float64,
+            strictly descending: ``s / (a + s)`` for a latent of ``a`` data and ``s`` noise.
+        nominal: first-order update, ``x[k+1] = nominal[k, 0] x[k] + nominal[k, 1] v[k]``, shape
+            (T, 2), float64.
+        latents: L, coefficients of x_0 ... x_T in the start x_0 and the outputs v_0 ... v_{T-1} of
+            a full run, shape (T + 1, T + 1), float64; not above the diagonal.
+        scale: size of the latents before every step and after the last, in units in which data
+            and noise have the variance that the network sees, shape (T + 1,), float64. 1 but for
+            schedulers that scale the network's input.
+        begun: whether x_0 is pure noise; otherwise the run begins later, with data in it.
+    """
+
+    sigmas: Tensor
+    nominal: Tensor
+    latents: Tensor
+    scale: Tensor
+    begun: bool = True
+
+    @property
+    def num_steps(self) -> int:
+        """Number of sampling steps T."""
+        return len(self.nominal)
+
+    @property
+    def target(self) -> Tensor:
+        """The final latent of a full run in its start and outputs, shape (T + 1,)."""
+        return self.latents[-1]
+
+    def same_run(self, other: Schedule) -> bool:
+        """Whether two schedules take the same run, up to rounding."""
+        return (
+            self.num_steps == other.num_steps
+            and self.begun == other.begun
+            and close(self.sigmas, other.sigmas)
+            and close(self.target, other.target)
+        )
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    """Whether two vectors are of one length and differ by rounding only.
+
+    Example:
+        >>> close(torch.ones(2), torch.ones(2) * 1.00001), close(torch.ones(2), torch.ones(3))
+        (True, False)
+    """
+    if a.shape != b.shape:
+        return False
+    return bool((a - b).abs().max() <= TOLERANCE * b.abs().max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,10 +194,9 @@ class Gram:
         padded = torch.nn.functional.pad(self.products, (0, 1, 0, 1))
         return padded.reshape(-1, self.size + 1)
 
-    def from_step(self, first: int) -> Gram:
-        """The products of the steps from ``first`` on, as if the runs had begun there."""
-        rows = _vectors_from(first, self.num_steps)
-        return Gram(self.products[:, rows][:, :, rows])
+    def combined(self, rows: Tensor) -> Gram:
+        """Products of combinations of the vectors: ``W G W^T`` for the rows of W, (R', R)."""
+        return Gram(_symmetric(rows @ self.products @ rows.mT))
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,22 +268,6 @@ class RunStatistics:
         """The statistics of some of the prompts, given by their numbers."""
         return RunStatistics(**{f.name: getattr(self, f.name)[list(prompts)] for f in fields(self)})
 
-    def from_step(self, first: int) -> RunStatistics:
-        """The statistics of the steps from ``first`` on, as if the runs had begun there.
-
-        Exact if every step is of first order; a multistep scheduler would begin another history.
-        """
-        rows = _vectors_from(first, self.num_steps)
-        return RunStatistics(
-            inner=self.gram.from_step(first).products,
-            means=self.means[:, rows],
-            residual_l1=self.residual_l1[:, first:, first:],
-            residual_norm=self.residual_norm[:, first:],
-            output_l1=self.output_l1[:, first:, first:],
-            output_norm=self.output_norm[:, first:],
-            elements=self.elements,
-        )
-
     def join(self, *others: RunStatistics) -> RunStatistics:
         """Put the prompts of several profiles of the same steps side by side."""
         if any(other.num_steps != self.num_steps for other in others):
@@ -253,6 +315,62 @@ def profile_run(run: Trajectory) -> RunStatistics:
     return total
 
 
+def interpolation_rows(nodes: Tensor, at: Tensor) -> Tensor:
+    """Weights of the values at ``nodes`` that interpolate the values at ``at``.
+
+    Lagrange's polynomial through the four nearest nodes; outside of the nodes a line through the
+    two nearest, because polynomials of a higher degree run away there.
+
+    Args:
+        nodes: strictly descending, shape (N,).
+        at: shape (M,).
+
+    Returns:
+        The weights, shape (M, N), float64.
+
+    Example:
+        >>> nodes = torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64)
+        >>> interpolation_rows(nodes, torch.tensor([0.5, 0.25]))
+        tensor([[ 0.0000,  1.0000,  0.0000],
+                [-0.1250,  0.7500,  0.3750]], dtype=torch.float64)
+    """
+    N = len(nodes)
+    rows = nodes.new_zeros(len(at), N)
+    for row, s in zip(rows, at.to(nodes), strict=True):
+        inside = bool(nodes[-1] <= s <= nodes[0])
+        count = min(N, NODES if inside else 2)
+        above = int((nodes > s).sum())  # number of nodes before s
+        first = min(max(above - count // 2, 0), N - count)
+        near = nodes[first : first + count]
+        for i in range(count):
+            others = torch.cat([near[:i], near[i + 1 :]])
+            row[first + i] = ((s - others) / (near[i] - others)).prod()
+    return rows
+
+
+def resample(gram: Gram, profiled: Schedule, run: Schedule) -> Gram:
+    """The Gram matrices of full runs on another schedule.
+
+    Args:
+        gram: of the profiled runs.
+        profiled: their schedule.
+        run: the other one.
+    """
+    if profiled.same_run(run):
+        return gram
+    T, n = gram.num_steps, run.num_steps
+    outputs = gram.products.new_zeros(n, gram.size)
+    outputs[:, T + 1 :] = interpolation_rows(profiled.sigmas[:-1], run.sigmas[:-1])
+    start = gram.products.new_zeros(gram.size)
+    if run.begun:
+        start[0] = run.scale[0] / profiled.scale[0]
+    else:
+        weights = interpolation_rows(profiled.sigmas, run.sigmas[:1])[0]
+        start[: T + 1] = run.scale[0] * weights / profiled.scale
+    latents = run.latents[:, :1] * start + run.latents[:, 1:] @ outputs
+    return gram.combined(torch.cat([latents, outputs]))
+
+
 def gram_of(vectors: Sequence[Tensor]) -> Tensor:
     """Inner products of flat vectors per element, in float64, a chunk at a time.
 
@@ -287,8 +405,3 @@ def _profile_piece(latents: Sequence[Tensor], outputs: Sequence[Tensor]) -> RunS
 
 def _symmetric(matrix: Tensor) -> Tensor:
     return (matrix + matrix.mT) / 2
-
-
-def _vectors_from(first: int, T: int) -> Tensor:
-    """Places of x_first ... x_T and v_first ... v_{T-1}."""
-    return torch.cat([torch.arange(first, T + 1), torch.arange(T + 1 + first, 2 * T + 1)])

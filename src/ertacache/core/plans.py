@@ -18,6 +18,7 @@ from torch import Tensor
 __all__ = [
     "PaperPlan",
     "Reuse",
+    "Target",
     "TrajectoryPlan",
     "check_compute_steps",
     "step_strip",
@@ -43,7 +44,56 @@ def steps_for_speedup(num_steps: int, speedup: float) -> int:
     """
     if not 1 <= speedup <= num_steps / 2:
         raise ValueError(f"speedup must be between 1 and {num_steps / 2:g}, got {speedup:g}")
+    return _fewer(num_steps, speedup)
+
+
+def _fewer(num_steps: int, speedup: float) -> int:
     return math.floor(num_steps / speedup + 1e-9)  # 30 / 2.9999999999 is 10, not 10.0000000003
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a run is to reach: at most one of the three.
+
+    Attributes:
+        speedup: at least this many times fewer computed steps than steps.
+        compute_steps: this many computed steps.
+        min_psnr: the fewest computed steps with this PSNR to the full run, in dB.
+
+    Example:
+        >>> Target(speedup=3.0).budget(50), Target(speedup=30.0).budget(50), Target().budget(50)
+        (16, 2, None)
+        >>> Target(speedup=float("nan"))
+        Traceback (most recent call last):
+        ValueError: speedup must be a finite number of at least 1, got nan
+    """
+
+    speedup: float | None = None
+    compute_steps: int | None = None
+    min_psnr: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check that there is at most one target, and its range."""
+        given = [name for name, value in vars(self).items() if value is not None]
+        if len(given) > 1:
+            raise ValueError(f"give one target, not {' and '.join(given)}")
+        if self.speedup is not None and not 1 <= self.speedup < math.inf:
+            raise ValueError(f"speedup must be a finite number of at least 1, got {self.speedup:g}")
+        if self.compute_steps is not None and self.compute_steps < 1:
+            raise ValueError(f"compute_steps must be at least 1, got {self.compute_steps}")
+        if self.min_psnr is not None and not math.isfinite(self.min_psnr):
+            raise ValueError(f"min_psnr must be a finite number of dB, got {self.min_psnr:g}")
+
+    def budget(self, num_steps: int) -> int | None:
+        """The number of computed steps in a run of ``num_steps``; None if the target is another.
+
+        A run of few steps computes two of them, if it has two, where a speed-up would leave less.
+        """
+        if self.compute_steps is not None:
+            return min(self.compute_steps, num_steps)
+        if self.speedup is None:
+            return None
+        return min(num_steps, max(2, _fewer(num_steps, self.speedup)))
 
 
 def uniform_schedule(num_steps: int, budget: int) -> tuple[int, ...]:

@@ -64,7 +64,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from ertacache.core.gram import Gram, RunStatistics
+from ertacache.core.gram import Gram
 from ertacache.core.plans import TrajectoryPlan, check_compute_steps
 
 __all__ = [
@@ -74,7 +74,6 @@ __all__ = [
     "System",
     "fit_plans",
     "schedule_mask",
-    "solve_positive",
     "solve_ridge",
 ]
 
@@ -277,17 +276,17 @@ def schedule_mask(schedules: Sequence[Sequence[int]], num_steps: int) -> Tensor:
 
 
 def fit_plans(
-    statistics: RunStatistics, nominal: Tensor, *, schedules: Sequence[Sequence[int]], fit: Fit
+    gram: Gram, nominal: Tensor, *, schedules: Sequence[Sequence[int]], fit: Fit
 ) -> list[TrajectoryPlan]:
     """Plans of several compute schedules, fitted on all prompts of a profile.
 
     Args:
-        statistics: the profile.
+        gram: the profile, one matrix per prompt.
         nominal: the scheduler's first-order update, shape (T, 2).
         schedules: the computed steps of each.
         fit: how coefficients are fitted.
     """
-    system = System(statistics.gram.mean(), nominal, fit)
+    system = System(gram.mean(), nominal, fit)
     mask = schedule_mask(schedules, system.num_steps)
     z = system.simulate(mask, torch.zeros(len(mask), dtype=torch.long)).coefficients
     return [
@@ -318,20 +317,5 @@ def solve_ridge(A: Tensor, rhs: Tensor, nominal: Tensor, *, ridge: float) -> Ten
     A = A + pull.diag_embed()
     rhs = rhs + pull * prior
     c = prior[:, :1]
-    return torch.cat([c, solve_positive(A[:, 1:, 1:], rhs[:, 1:] - c * A[:, 1:, 0])], dim=1)
-
-
-def solve_positive(A: Tensor, b: Tensor) -> Tensor:
-    """Solve B small positive definite systems by elimination over the batch.
-
-    Example:
-        >>> solve_positive(torch.tensor([[[4.0, 2.0], [2.0, 2.0]]]), torch.tensor([[8.0, 6.0]]))
-        tensor([[1., 2.]])
-    """
-    M = torch.cat([A, b[..., None]], dim=-1).permute(1, 2, 0).contiguous()  # (n, n + 1, B)
-    n = len(M)
-    for i in range(n):
-        row = M[i, i:] / M[i, i]
-        M[:, i:] -= M[:, i, None] * row
-        M[i, i:] = row
-    return M[:, n].T
+    a = torch.linalg.solve_ex(A[:, 1:, 1:], rhs[:, 1:] - c * A[:, 1:, 0]).result
+    return torch.cat([c, a], dim=1)

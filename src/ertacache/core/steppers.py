@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ertacache.core.distance import distances
 from ertacache.core.gram import gram_of
 from ertacache.core.paper import (
     Cache,
@@ -28,6 +29,7 @@ from ertacache.core.simulate import Fit, solve_ridge
 
 __all__ = [
     "Advance",
+    "FullStepper",
     "GainFit",
     "PaperStepper",
     "RefitStepper",
@@ -37,7 +39,6 @@ __all__ = [
     "combine",
     "fit_step",
     "make_stepper",
-    "typical_distance",
 ]
 
 Advance = Callable[[Tensor], Tensor]
@@ -95,6 +96,34 @@ def make_stepper(
     return PaperStepper(plan, cache_device=cache_device)
 
 
+class FullStepper:
+    """A full run: every step is computed, and the scheduler's own."""
+
+    sigmas = None
+    flexible = True
+
+    def __init__(self, num_steps: int) -> None:
+        """Keep the number of steps."""
+        self.num_steps = num_steps
+
+    def computes(self, k: int) -> bool:
+        """True: the network is evaluated on every step."""
+        return True
+
+    def step(self, k: int, x: Tensor, v: Tensor | None, advance: Advance) -> Tensor:
+        """The scheduler's step with the output as it is."""
+        if v is None:
+            raise ValueError(f"step {k} was reused in a full run")
+        return advance(v)
+
+    def switch(self) -> None:
+        """Nothing is kept."""
+
+    def held(self) -> Iterable[Tensor]:
+        """Nothing."""
+        return ()
+
+
 class TrajectoryStepper:
     """Trajectory rectification: the plan is the solver, on computed and reused steps alike.
 
@@ -141,12 +170,13 @@ class TrajectoryStepper:
 class RefitStepper:
     """Closed-loop refit: the rectified update, fitted on every step to the latents reached there.
 
-    All calibration prompts run in lockstep, in one batch.
+    All calibration prompts run in lockstep, in one batch; if they run in several, ``reduce`` joins
+    the normal equations of all batches.
 
     Attributes:
         coefficients: those fitted so far, shape (T, 1, 1 + H), float64.
-        error: typical distance to the reference latents after the last step, of the prompts that
-            are not fitted on; of all prompts if all are.
+        distances: root mean square distance of every prompt to its reference latent after the last
+            step, shape (P,), float64.
     """
 
     sigmas = None
@@ -159,7 +189,8 @@ class RefitStepper:
         compute_steps: Sequence[int],
         nominal: Tensor,
         fit: Fit,
-        fitted: int | None = None,
+        fitted: Tensor | None = None,
+        reduce: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """Prepare to fit a compute schedule.
 
@@ -168,15 +199,17 @@ class RefitStepper:
             compute_steps: the computed steps.
             nominal: the scheduler's first-order update, shape (T, 2).
             fit: history and ridge.
-            fitted: number of prompts, the first ones, that are fitted on; the error is that of
-                the others, which run along. None fits on all.
+            fitted: numbers of the prompts that are fitted on; the others run along. None fits on
+                all.
+            reduce: adds up the inner products of several batches of prompts.
         """
         self._latents, self._nominal, self._fit, self._fitted = latents, nominal, fit, fitted
+        self._reduce = reduce
         self._computed = frozenset(check_compute_steps(compute_steps, len(nominal)))
         self._past: list[Tensor] = []
         self.num_steps = len(nominal)
         self.coefficients = torch.zeros(len(nominal), 1, 1 + fit.history, dtype=torch.float64)
-        self.error = torch.inf
+        self.distances = torch.full((len(latents[0]),), torch.inf, dtype=torch.float64)
 
     def computes(self, k: int) -> bool:
         """Whether the network is evaluated on step ``k``."""
@@ -186,14 +219,23 @@ class RefitStepper:
         """Fit step ``k`` and take it."""
         if v is not None:
             self._past = [v, *self._past][: self._fit.history]
-        target, n = self._latents[k + 1].to(x.device), self._fitted
-        past = [output[:n] for output in self._past]
-        z = fit_step(x[:n], past, target[:n], nominal=self._nominal[k], ridge=self._fit.ridge)
+        target = self._latents[k + 1].to(x.device)
+        z = fit_step(
+            self._chosen(x),
+            [self._chosen(output) for output in self._past],
+            self._chosen(target),
+            nominal=self._nominal[k],
+            ridge=self._fit.ridge,
+            reduce=self._reduce,
+        )
         self.coefficients[k, 0, : len(z)] = z
         reached = combine(x, self._past, z.tolist())
-        unseen = slice(n or 0, None)
-        self.error = typical_distance(reached[unseen], target[unseen])
+        if k + 1 == self.num_steps:
+            self.distances = distances(reached, target)
         return reached
+
+    def _chosen(self, batch: Tensor) -> Tensor:
+        return batch if self._fitted is None else batch[self._fitted.to(batch.device)]
 
     def plan(self) -> TrajectoryPlan:
         """The plan that was fitted."""
@@ -405,7 +447,13 @@ def combine(sample: Tensor, outputs: Sequence[Tensor], coefficients: Sequence[fl
 
 
 def fit_step(
-    sample: Tensor, outputs: Sequence[Tensor], target: Tensor, *, nominal: Tensor, ridge: float
+    sample: Tensor,
+    outputs: Sequence[Tensor],
+    target: Tensor,
+    *,
+    nominal: Tensor,
+    ridge: float,
+    reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Coefficients c, a_1 ... a_h that bring ``c x + sum_j a_j v_j`` nearest to ``target``.
 
@@ -415,6 +463,7 @@ def fit_step(
         target: the reference latents of the next step.
         nominal: the scheduler's first-order update of this step, shape (2,).
         ridge: pull towards it, as a fraction of the Gram diagonal.
+        reduce: adds up the inner products of several batches.
 
     Example:
         >>> x, v = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]])
@@ -423,26 +472,11 @@ def fit_step(
         tensor([1.0000, 0.5000], dtype=torch.float64)
     """
     vectors = [sample, *outputs, target]
-    G = gram_of([vector.flatten() for vector in vectors])
+    G = sample.numel() * gram_of([vector.flatten() for vector in vectors])
+    if reduce is not None:
+        G = reduce(G)
     n = len(vectors) - 1
     return solve_ridge(G[None, :n, :n], G[None, :n, n], nominal, ridge=ridge)[0]
-
-
-def typical_distance(reached: Tensor, target: Tensor) -> float:
-    """Geometric mean over prompts of the root mean square distance, as a mean of PSNRs takes it.
-
-    An arithmetic mean would be dominated by the one prompt that diverges the most.
-
-    Args:
-        reached: latents, shape (P, ...).
-        target: what they should be, of the same shape.
-
-    Example:
-        >>> round(typical_distance(torch.tensor([[1.0], [100.0]]), torch.zeros(2, 1)), 6)
-        10.0
-    """
-    squares = (reached.double() - target.double()).square().flatten(1).mean(1)
-    return float(squares.clamp_min(torch.finfo(squares.dtype).tiny).log().mean().div(2).exp())
 
 
 def _precise(tensor: Tensor) -> Tensor:

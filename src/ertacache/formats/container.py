@@ -1,4 +1,4 @@
-"""The container of both files: safetensors with one canonical JSON string in its header.
+"""The container of a policy file: safetensors with one canonical JSON string in its header.
 
 Writes the same bytes for the same content, and reads nothing that it has not checked. Knows fields
 and tensors, not what they mean; ``docs/formats.md`` is the specification.
@@ -15,32 +15,29 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import safetensors.torch
 from torch import Tensor
 
-from ertacache.formats.schema import FormatError, canonical, parse_object, raising
+from ertacache.formats.schema import FormatError, canonical, parse_object
 
 __all__ = [
     "Document",
-    "FileKind",
     "open_document",
     "open_regular",
     "pack",
-    "read_kind",
     "write_atomic",
 ]
-
-FileKind = Literal["policy", "profile"]
 
 MAX_FILE_BYTES = 256 << 20
 MAX_HEADER_BYTES = 4 << 20
 METADATA_KEY = "ertacache"
 _SEAL = '{{"checksum":"{}",'  # how the string begins; "checksum" sorts before all other keys
 _SEAL_LENGTH = len(_SEAL.format("0" * 64))
-_FORMATS: dict[str, FileKind] = {"ertacache-policy": "policy", "ertacache-profile": "profile"}
-_NEWEST: dict[FileKind, int] = {"policy": 1, "profile": 2}  # versions
+FORMAT = "ertacache-policy"
+VERSION = 2
+_OLD = ("ertacache-policy", "ertacache-profile")  # of before version 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +45,7 @@ class Document:
     """A file whose header has been read and checked, and whose tensors have not been touched.
 
     Attributes:
-        kind: which of the two files it is.
         fields: the JSON object of the header, without format, version and checksum.
-        version: of the format.
         entries: the tensors as safetensors' own header declares them.
         text: the JSON string of the header.
         checksum: of that string and the tensor section, as the header declares it.
@@ -59,9 +54,7 @@ class Document:
         size: length of the tensor section in bytes.
     """
 
-    kind: FileKind
     fields: dict[str, Any]
-    version: int
     entries: dict[str, Any]
     text: str
     checksum: str
@@ -88,8 +81,8 @@ class Document:
         return safetensors.torch.load(self.header + buffer)
 
 
-def open_document(stream: BinaryIO, size: int, *, kind: FileKind | None = None) -> Document:
-    """Read and check the header of a file of ``size`` bytes; None as ``kind`` accepts both."""
+def open_document(stream: BinaryIO, size: int) -> Document:
+    """Read and check the header of a file of ``size`` bytes."""
     if size > MAX_FILE_BYTES:
         raise FormatError(f"the file has {size} bytes, more than the limit of {MAX_FILE_BYTES}")
     if size < 8:
@@ -106,10 +99,8 @@ def open_document(stream: BinaryIO, size: int, *, kind: FileKind | None = None) 
     entries = parse_object(header, "the header")
     text = _metadata(entries.pop("__metadata__", None))
     fields = parse_object(text.encode(), f"the metadata {METADATA_KEY!r}")
-    found, version = _take_format(fields, kind)
+    _take_format(fields)
     return Document(
-        kind=found,
-        version=version,
         checksum=_take_checksum(fields, text),
         fields=fields,
         entries=entries,
@@ -120,33 +111,12 @@ def open_document(stream: BinaryIO, size: int, *, kind: FileKind | None = None) 
     )
 
 
-def read_kind(path: str | os.PathLike[str]) -> FileKind:
-    """Return which of the two files stands at ``path``; its tensors are not read.
-
-    Example:
-        >>> read_kind("absent")
-        Traceback (most recent call last):
-        ertacache.formats.schema.FormatError: cannot load 'absent': No such file or directory
-    """
-    with (
-        raising(FormatError, f"cannot load {os.fspath(path)!r}: "),
-        open_regular(path) as (stream, size),
-    ):
-        return open_document(stream, size).kind
-
-
-def pack(
-    kind: FileKind,
-    fields: Mapping[str, object],
-    *,
-    tensors: Mapping[str, Tensor],
-    version: int = 1,
-) -> bytes:
-    """Return the bytes of a file of ``kind``; the same bytes for the same content.
+def pack(fields: Mapping[str, object], *, tensors: Mapping[str, Tensor]) -> bytes:
+    """Return the bytes of a file; the same bytes for the same content.
 
     Example:
         >>> import torch
-        >>> data = pack("policy", {}, tensors={"sigmas": torch.ones(2).double()})
+        >>> data = pack({}, tensors={"sigmas": torch.ones(2).double()})
         >>> len(data)
         248
     """
@@ -155,7 +125,7 @@ def pack(
         raise FormatError(f"its tensors take {total} bytes, more than the limit {MAX_FILE_BYTES}")
     # Clones, because safetensors refuses tensors that share their memory.
     ready = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    text = canonical({"format": f"ertacache-{kind}", "version": version, **fields})
+    text = canonical({"format": FORMAT, "version": VERSION, **fields})
     draft = _serialize(text, "0" * 64, ready)
     start = 8 + struct.unpack("<Q", draft[:8])[0]
     if start > MAX_HEADER_BYTES or len(draft) > MAX_FILE_BYTES:
@@ -221,22 +191,23 @@ def _metadata(value: object) -> str:
     return str(text)
 
 
-def _take_format(fields: dict[str, Any], kind: FileKind | None) -> tuple[FileKind, int]:
+def _take_format(fields: dict[str, Any]) -> None:
     """Take format and version out of the fields of a header, checked."""
     name, version = fields.pop("format", None), fields.pop("version", None)
-    if type(name) is not str or name not in _FORMATS:
-        raise FormatError("it is neither an ertacache profile nor an ertacache policy")
-    found = _FORMATS[name]
-    if kind is not None and found != kind:
-        raise FormatError(f"it is a {found}, not a {kind}")
+    if type(name) is not str or name not in _OLD:
+        raise FormatError("it is not an ertacache policy")
     if type(version) is not int or version < 1:
         raise FormatError("its format version is not a positive integer")
-    if version > _NEWEST[found]:
+    if version < VERSION or name != FORMAT:
         raise FormatError(
-            f"it has format version {version} and this ertacache reads up to {_NEWEST[found]}: "
+            f"it has a format of before version {VERSION}, which this ertacache does not read: "
+            "calibrate again"
+        )
+    if version > VERSION:
+        raise FormatError(
+            f"it has format version {version} and this ertacache reads version {VERSION}: "
             "upgrade ertacache"
         )
-    return found, version
 
 
 def _take_checksum(fields: dict[str, Any], text: str) -> str:

@@ -6,19 +6,14 @@ The facts are read off a pipeline by ``integration.identity``.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, TypeAlias
-
-import torch
-from torch import Tensor
+from typing import Any, Literal, TypeAlias
 
 from ertacache.formats.schema import (
     MAX_DIMENSIONS,
     MAX_INTEGER,
-    MAX_STEPS,
     FormatError,
     canonical,
     check_count,
@@ -33,28 +28,39 @@ __all__ = [
     "ConfigValue",
     "Difference",
     "Fingerprint",
+    "Level",
+    "check_scalar",
     "hash_config",
-    "hash_sigmas",
     "plain_config",
 ]
 
 ConfigScalar: TypeAlias = bool | int | float | str | None
 ConfigValue: TypeAlias = ConfigScalar | tuple[ConfigScalar, ...]
 
-_FLOAT32 = struct.Struct("<f")
+Level = Literal["fatal", "warning", "note"]
+
 _SCALARS = (type(None), bool, int, float, str)
-_WARNINGS = ("guidance", "dtype", "latent_shape", "versions")
+MAX_VALUES = 1000  # of one guidance argument
+# A plan follows the network and what its output means. Pipeline, scheduler and size may change: a
+# plan is solved for the run at hand.
+_LEVELS: dict[str, Level] = {
+    "denoiser": "fatal",
+    "denoiser_hash": "fatal",
+    "prediction": "fatal",
+    "guidance": "warning",
+    "dtype": "warning",
+    "versions": "warning",
+}
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "denoiser": (str,),
     "denoiser_hash": (str,),
     "dtype": (str,),
-    "guidance": (float, int, type(None)),
+    "guidance": (dict,),
     "latent_shape": (list,),
-    "num_steps": (int,),
     "pipeline": (str,),
+    "prediction": (str,),
     "scheduler": (str,),
     "scheduler_config": (dict,),
-    "sigmas_hash": (str,),
     "versions": (dict,),
 }
 
@@ -67,13 +73,14 @@ class Difference:
         field: name of the fact, with the key for mappings, as in ``"versions.torch"``.
         calibrated: its value in the calibrated run; None where it is absent.
         current: its value in the other run; None where it is absent.
-        fatal: whether the policy cannot work; otherwise it may, and deserves a warning.
+        level: fatal if the policy cannot work, a warning if it may work less well, a note if it
+            works all the same.
     """
 
     field: str
     calibrated: object
     current: object
-    fatal: bool
+    level: Level
 
     def __str__(self) -> str:
         """Return the difference in words: ``guidance is 5.0, was 3.5``."""
@@ -88,11 +95,11 @@ class Fingerprint:
         pipeline: class name of the pipeline.
         denoiser: class name of the network.
         denoiser_hash: ``hash_config`` of its configuration, 64 hexadecimal digits.
+        prediction: what the network outputs: ``"flow"``, ``"epsilon"``, ``"v_prediction"`` ...
         scheduler: class name of the scheduler.
         scheduler_config: its configuration, ``plain_config`` of it.
-        num_steps: number of sampling steps T.
-        sigmas_hash: ``hash_sigmas`` of the nominal sigma schedule.
-        guidance: guidance scale; None for a run without guidance.
+        guidance: guidance arguments, each with the values it had, ascending; empty without
+            guidance.
         dtype: number type of the network, such as ``"bfloat16"``.
         latent_shape: shape of one sample's latent, without the batch.
         versions: library name to version.
@@ -101,24 +108,20 @@ class Fingerprint:
     pipeline: str
     denoiser: str
     denoiser_hash: str
+    prediction: str
     scheduler: str
     scheduler_config: Mapping[str, ConfigValue]
-    num_steps: int
-    sigmas_hash: str
-    guidance: float | None
+    guidance: Mapping[str, tuple[float, ...]]
     dtype: str
     latent_shape: tuple[int, ...]
     versions: Mapping[str, str]
 
     def __post_init__(self) -> None:
         """Check every field, and keep copies that the caller cannot change."""
-        for name in ("pipeline", "denoiser", "scheduler", "dtype"):
+        for name in ("pipeline", "denoiser", "prediction", "scheduler", "dtype"):
             check_string(name, getattr(self, name))
-        for name in ("denoiser_hash", "sigmas_hash"):
-            _check_hash(name, getattr(self, name))
-        check_count("num_steps", self.num_steps, low=1, high=MAX_STEPS)
-        if self.guidance is not None:
-            object.__setattr__(self, "guidance", check_number("guidance", self.guidance))
+        _check_hash("denoiser_hash", self.denoiser_hash)
+        object.__setattr__(self, "guidance", _check_guidance(self.guidance))
         object.__setattr__(self, "latent_shape", _check_shape(self.latent_shape))
         object.__setattr__(self, "scheduler_config", _check_config(self.scheduler_config))
         object.__setattr__(self, "versions", check_strings("versions", self.versions))
@@ -126,24 +129,33 @@ class Fingerprint:
     def compare(self, other: Fingerprint) -> list[Difference]:
         """Return the differences of ``other`` from this run, the fatal ones first.
 
+        A guidance between the calibrated values is none.
+
         Example:
             >>> from dataclasses import replace
             >>> ours = Fingerprint(
             ...     pipeline="FluxPipeline", denoiser="FluxTransformer2DModel",
-            ...     denoiser_hash=hash_config({}), scheduler="FlowMatchEulerDiscreteScheduler",
-            ...     scheduler_config={"shift": 3.0}, num_steps=30, sigmas_hash=hash_config({}),
-            ...     guidance=3.5, dtype="float32", latent_shape=(16, 8, 8), versions={},
+            ...     denoiser_hash=hash_config({}), prediction="flow",
+            ...     scheduler="FlowMatchEulerDiscreteScheduler", scheduler_config={"shift": 3.0},
+            ...     guidance={"guidance_scale": (2.0, 5.0)}, dtype="float32",
+            ...     latent_shape=(16, 8, 8), versions={},
             ... )
-            >>> for d in ours.compare(replace(ours, guidance=5.0, scheduler_config={"shift": 1.0})):
-            ...     print(d, d.fatal)
-            scheduler_config.shift is 1.0, was 3.0 True
-            guidance is 5.0, was 3.5 False
+            >>> guidance = {"guidance_scale": (7.0,)}
+            >>> for d in ours.compare(replace(ours, guidance=guidance, prediction="epsilon")):
+            ...     print(d.level + ":", d)
+            fatal: prediction is 'epsilon', was 'flow'
+            warning: guidance_scale is 7.0, was 2.0 to 5.0
+            >>> ours.compare(replace(ours, guidance={"guidance_scale": (3.0,)}))
+            []
         """
         found = []
         for name in self.__dataclass_fields__:
-            fatal = name not in _WARNINGS
-            found += _differences(name, getattr(self, name), getattr(other, name), fatal=fatal)
-        return sorted(found, key=lambda d: not d.fatal)
+            level = _LEVELS.get(name, "note")
+            if name == "guidance":
+                found += _guidance_differences(self.guidance, other.guidance)
+            else:
+                found += _differences(name, getattr(self, name), getattr(other, name), level=level)
+        return sorted(found, key=lambda d: _ORDER.index(d.level))
 
     def _to_json(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -156,20 +168,11 @@ class Fingerprint:
             key: tuple(entry) if isinstance(entry, list) else entry
             for key, entry in record["scheduler_config"].items()
         }
+        record["guidance"] = {
+            key: tuple(entry) if isinstance(entry, list) else entry
+            for key, entry in record["guidance"].items()
+        }
         return cls(**record)
-
-
-def hash_sigmas(sigmas: Tensor) -> str:
-    """Return the SHA-256 of a sigma schedule, as little-endian float32, in hexadecimal digits.
-
-    Single precision is what schedulers keep, so a schedule and its float64 copy have one hash.
-
-    Example:
-        >>> hash_sigmas(torch.tensor([1.0, 0.5, 0.0]))[:16]
-        'be115d3ffbb02587'
-    """
-    numbers = sigmas.detach().to("cpu", torch.float32).flatten().tolist()
-    return sha256(b"".join(map(_FLOAT32.pack, numbers))).hexdigest()
 
 
 def hash_config(config: Mapping[str, Any]) -> str:
@@ -217,14 +220,44 @@ def _plain(key: str, value: Any) -> Any:
     raise FormatError(f"the configuration's {key!r} is a {type(value).__name__}, which is not data")
 
 
-def _differences(name: str, ours: Any, theirs: Any, *, fatal: bool) -> list[Difference]:
+_ORDER: tuple[Level, ...] = ("fatal", "warning", "note")
+
+
+def _differences(name: str, ours: Any, theirs: Any, *, level: Level) -> list[Difference]:
     if ours == theirs:
         return []
     if not isinstance(ours, Mapping):
-        return [Difference(name, ours, theirs, fatal)]
+        return [Difference(name, ours, theirs, level)]
     shared = {key for key in ours if key in theirs and ours[key] == theirs[key]}
     changed = sorted({*ours, *theirs} - shared)
-    return [Difference(f"{name}.{k}", ours.get(k), theirs.get(k), fatal) for k in changed]
+    return [Difference(f"{name}.{k}", ours.get(k), theirs.get(k), level) for k in changed]
+
+
+def _guidance_differences(
+    ours: Mapping[str, tuple[float, ...]], theirs: Mapping[str, tuple[float, ...]]
+) -> list[Difference]:
+    """Arguments whose values lie outside of the calibrated range, or that only one run has."""
+    found = []
+    for name in sorted({*ours, *theirs}):
+        was, now = ours.get(name), theirs.get(name)
+        if was is None or now is None or now[0] < was[0] or now[-1] > was[-1]:
+            found.append(Difference(name, _range(was), _range(now), "warning"))
+    return found
+
+
+def _range(values: tuple[float, ...] | None) -> object:
+    if values is None:
+        return None
+    return values[0] if values[0] == values[-1] else _Words(f"{values[0]} to {values[-1]}")
+
+
+class _Words(str):
+    """A string that stands in a sentence without quotation marks."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def _brief(value: object) -> str:
@@ -236,6 +269,21 @@ def _check_hash(name: str, value: object) -> None:
     text = check_string(name, value)
     if len(text) != 64 or not set(text) <= set("0123456789abcdef"):
         raise FormatError(f"{name} must be 64 hexadecimal digits, got {_brief(text)}")
+
+
+def _check_guidance(value: object) -> dict[str, tuple[float, ...]]:
+    if not isinstance(value, Mapping):
+        raise FormatError(f"guidance must be a mapping, got {type(value).__name__}")
+    checked: dict[str, tuple[float, ...]] = {}
+    for key in sorted(check_string("a key of guidance", key) for key in value):
+        name, entry = f"guidance.{key[:40]}", value[key]
+        if not isinstance(entry, list | tuple) or not 1 <= len(entry) <= MAX_VALUES:
+            raise FormatError(f"{name} must be a list of 1 to {MAX_VALUES} numbers")
+        values = tuple(check_number(name, number) for number in entry)
+        if list(values) != sorted(set(values)):
+            raise FormatError(f"{name} must ascend")
+        checked[key] = values
+    return checked
 
 
 def _check_shape(value: object) -> tuple[int, ...]:
@@ -251,13 +299,14 @@ def _check_config(value: object) -> dict[str, ConfigValue]:
     for key in sorted(check_string("a key of scheduler_config", key) for key in value):
         name, entry = f"scheduler_config.{key[:40]}", value[key]
         if isinstance(entry, list | tuple):
-            checked[key] = tuple(_check_scalar(name, scalar) for scalar in entry)
+            checked[key] = tuple(check_scalar(name, scalar) for scalar in entry)
         else:
-            checked[key] = _check_scalar(name, entry)
+            checked[key] = check_scalar(name, entry)
     return checked
 
 
-def _check_scalar(name: str, value: object) -> ConfigScalar:
+def check_scalar(name: str, value: object) -> ConfigScalar:
+    """Return ``value`` if it is a JSON scalar that a file can hold."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

@@ -1,254 +1,192 @@
-"""The policy file: which steps are computed, what all of them do, and what was measured.
+"""The policy file: one profile, how plans are fitted to it, and the plans that were refitted.
 
-Knows no pipeline and solves nothing. The file is specified in ``docs/formats.md``.
+One file serves every number of steps, size, scheduler and speed-up. A file without plans is a
+profile. Knows no pipeline and solves nothing. The file is specified in ``docs/formats.md``.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from io import BytesIO
-from typing import Any, Literal, cast
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from ertacache.core.plans import (
-    PaperPlan,
-    Reuse,
-    TrajectoryPlan,
-    check_compute_steps,
-    step_strip,
-)
+from ertacache.core.frontier import KnownSchedule, MeasuredFit
+from ertacache.core.gram import Schedule
+from ertacache.core.plans import check_compute_steps
+from ertacache.core.simulate import Fit
 from ertacache.formats.container import Document, open_document, open_regular, pack, write_atomic
 from ertacache.formats.fingerprint import Fingerprint
-from ertacache.formats.profile import (
-    Profile,
-    check_expert_steps,
-    check_schedule,
-    profile_shapes,
-    read_expert_steps,
-    take_prompts,
-    write_expert_steps,
-)
+from ertacache.formats.fitted import OWN_ROW, FittedPlan, ValidationRow
+from ertacache.formats.profile import Profile
 from ertacache.formats.schema import (
-    MAX_DIMENSIONS,
     FormatError,
-    check_count,
+    PolicyError,
     check_number,
-    check_string,
     check_strings,
     raising,
-    take_list,
     take_record,
 )
 
-__all__ = ["Policy", "PolicyError", "ValidationRow"]
+__all__ = ["OWN_ROW", "Policy", "PolicyError", "ValidationRow"]
 
-MAX_HISTORY = 16
-OWN_ROW = "policy"
-"""Name of the policy's own row among its measurements."""
-
-_TARGET_PSNR = "min psnr"  # key in the provenance of a file
+MAX_PLANS = 1000
 _NUMBER = (float, int)
 _FIELDS: dict[str, tuple[type, ...]] = {
     "fingerprint": (dict,),
-    "plan": (dict,),
-    "predicted_error": (*_NUMBER, type(None)),
+    "fits": (list,),
+    "frontier": (list,),
+    "plans": (list,),
     "profile": (dict, type(None)),
     "provenance": (dict,),
-    "validation": (list,),
+    "unit_psnr": (*_NUMBER, type(None)),
 }
-_ROW: dict[str, tuple[type, ...]] = {
+_FIT: dict[str, tuple[type, ...]] = {
     "computed_steps": (int,),
-    "method": (str,),
-    "prompts": (int,),
-    "psnr": (*_NUMBER, type(None)),
-    "speedup": _NUMBER,
-}
-
-_TRAJECTORY: dict[str, tuple[type, ...]] = {
-    "compute_steps": (list,),
+    "error_ratio": _NUMBER,
     "history": (int,),
-    "method": (str,),
+    "ridge": _NUMBER,
+    "sensitivity": _NUMBER,
+    "uniform": (bool,),
 }
-_PAPER: dict[str, tuple[type, ...]] = {
-    "compute_steps": (list,),
-    "gain_shape": (list, type(None)),
-    "method": (str,),
-    "reuse": (str,),
-}
-
-
-class PolicyError(FormatError):
-    """A policy is not valid, or its file cannot be read or written."""
-
-
-@dataclass(frozen=True)
-class ValidationRow:
-    """One sampling variant, measured on held-out prompts.
-
-    Attributes:
-        method: what was run, such as ``"policy"``, ``"plain reuse"`` or ``"fewer steps"``.
-        computed_steps: steps on which the network was evaluated.
-        psnr: decibels to the full run; infinite where the results are identical.
-        speedup: measured time of the full run over that of this one.
-        prompts: number of held-out prompts.
-
-    Example:
-        >>> ValidationRow("policy", 10, psnr=46.5, speedup=2.9, prompts=24).psnr
-        46.5
-    """
-
-    method: str
-    computed_steps: int
-    psnr: float
-    speedup: float
-    prompts: int
-
-    def __post_init__(self) -> None:
-        """Check types and ranges."""
-        with raising(PolicyError):
-            check_string("method", self.method)
-            check_count("computed_steps", self.computed_steps, low=1)
-            if self.psnr != math.inf:
-                object.__setattr__(self, "psnr", check_number("psnr", self.psnr))
-            object.__setattr__(self, "speedup", check_number("speedup", self.speedup, low=0.0))
-            check_count("prompts", self.prompts, low=1)
-
-    def _to_json(self) -> dict[str, object]:
-        record = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return record | {"psnr": None if self.psnr == math.inf else self.psnr}
-
-    @classmethod
-    def _from_json(cls, value: object, place: int) -> ValidationRow:
-        record = take_record(value, _ROW, f"validation[{place}]")
-        psnr = math.inf if record["psnr"] is None else record["psnr"]
-        return cls(**(record | {"psnr": psnr}))
+_KNOWN: dict[str, tuple[type, ...]] = {"mask": (str,), "predicted_error": _NUMBER}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Policy:
-    """A plan with the run it was made for and the evidence that it works.
+    """What is known of a pipeline, to run it with fewer network evaluations.
 
     Attributes:
-        plan: what a run does on every step.
-        sigmas: nominal sigma schedule, shape (T + 1,), float64, strictly descending.
-        fingerprint: what the calibrated run was.
-        predicted_error: expected distance of the final latent to that of the full run, root mean
-            square; None for the paper's method, which predicts none.
-        validation: measurements on held-out prompts.
-        target_psnr: the PSNR that the policy was calibrated for, in dB; None if for something else.
-        expert_steps: steps after 0 at which another network of the pipeline takes over.
-        provenance: where the policy comes from, such as the command line.
-        profile: the profile it was solved from, to solve it again; None to keep the file small.
+        fingerprint: what the calibrated runs were.
+        profile: statistics of full runs, from which plans are solved; None if there are only plans.
+        plans: plans that were fitted for certain runs, the default first.
+        fits: how plans are fitted best, by the number of computed steps, ascending; none if it was
+            not measured.
+        frontier: the best compute schedule found on the profiled sigmas for ascending numbers of
+            computed steps; a search begins with them. Empty if there was none.
+        unit_psnr: PSNR in dB of a result whose latent is off by 1, root mean square; None if it
+            was not measured.
+        provenance: where the file comes from, such as the command line.
 
     Example:
-        >>> from ertacache.formats.fingerprint import hash_config, hash_sigmas
+        >>> import torch
+        >>> from ertacache.core.plans import TrajectoryPlan
+        >>> from ertacache.formats.fingerprint import hash_config
         >>> sigmas = torch.linspace(1, 0, 5, dtype=torch.float64)
         >>> run = Fingerprint(
         ...     pipeline="FluxPipeline", denoiser="FluxTransformer2DModel",
-        ...     denoiser_hash=hash_config({}), scheduler="FlowMatchEulerDiscreteScheduler",
-        ...     scheduler_config={}, num_steps=4, sigmas_hash=hash_sigmas(sigmas),
-        ...     guidance=3.5, dtype="float32", latent_shape=(16, 8, 8), versions={},
+        ...     denoiser_hash=hash_config({}), prediction="flow",
+        ...     scheduler="FlowMatchEulerDiscreteScheduler", scheduler_config={},
+        ...     guidance={"guidance_scale": (3.5,)}, dtype="float32", latent_shape=(16, 8, 8),
+        ...     versions={},
         ... )
         >>> reuse = sigmas.diff()[:, None]  # plain reuse: Euler with the newest output
         >>> plan = TrajectoryPlan((0, 2), torch.cat([torch.ones(4, 1), reuse], dim=1)[:, None])
         >>> row = ValidationRow("policy", 2, psnr=46.5, speedup=1.9, prompts=24)
-        >>> policy = Policy(plan, sigmas, fingerprint=run, validation=(row,))
-        >>> policy.method, policy.reuse_steps, policy.speedup
-        ('trajectory', (1, 3), 2.0)
-        >>> print(policy)
-        trajectory policy for FluxPipeline: 2 of 4 steps computed, 2.00x fewer
+        >>> print(Policy(run, plans=(FittedPlan(plan, sigmas, validation=(row,)),)))
+        policy for FluxPipeline: no profile, 1 plan
+        trajectory: 2 of 4 steps computed, 2.00x fewer
         █·█·
         measured on 24 held-out prompts: 46.5 dB PSNR to the full run, 1.90x faster
     """
 
-    plan: TrajectoryPlan | PaperPlan
-    sigmas: Tensor
-    _: KW_ONLY
     fingerprint: Fingerprint
-    predicted_error: float | None = None
-    validation: tuple[ValidationRow, ...] = ()
-    target_psnr: float | None = None
-    expert_steps: tuple[int, ...] = ()
-    provenance: Mapping[str, str] = field(default_factory=dict)
+    _: KW_ONLY
     profile: Profile | None = None
+    plans: tuple[FittedPlan, ...] = ()
+    fits: tuple[MeasuredFit, ...] = ()
+    frontier: tuple[KnownSchedule, ...] = ()
+    unit_psnr: float | None = None
+    provenance: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check that the parts are valid and belong together."""
         with raising(PolicyError):
-            check_schedule(self.fingerprint, self.sigmas)
-            _check_plan(self.plan, self.num_steps)
-            if self.predicted_error is not None:
-                error = check_number("predicted_error", self.predicted_error, low=0.0)
-                object.__setattr__(self, "predicted_error", error)
-            object.__setattr__(self, "validation", tuple(self.validation))
+            if not isinstance(self.fingerprint, Fingerprint):
+                kind = type(self.fingerprint).__name__
+                raise FormatError(f"fingerprint must be a Fingerprint, not {kind}")
+            if self.profile is not None and not isinstance(self.profile, Profile):
+                raise FormatError(f"profile must be a Profile, not {type(self.profile).__name__}")
+            if self.unit_psnr is not None:
+                object.__setattr__(self, "unit_psnr", check_number("unit_psnr", self.unit_psnr))
+            for name in ("plans", "fits", "frontier"):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
             object.__setattr__(self, "provenance", check_strings("provenance", self.provenance))
-            if self.target_psnr is not None:
-                target = check_number("target_psnr", self.target_psnr)
-                object.__setattr__(self, "target_psnr", target)
-            experts = check_expert_steps(self.expert_steps, self.num_steps)
-            object.__setattr__(self, "expert_steps", experts)
-            self._check_validation()
-            self._check_profile()
+            self._check_plans()
+            self._check_fits()
+            self._check_frontier()
 
     def __repr__(self) -> str:
         """What it is in one line, without its tensors."""
-        steps = f"{len(self.compute_steps)} of {self.num_steps} steps computed"
-        return f"<{self.method} policy for {self.fingerprint.pipeline}: {steps}>"
+        return f"<{self._headline()}>"
 
     def __str__(self) -> str:
-        """Schedule strip, measured PSNR and speed-up."""
-        steps = f"{len(self.compute_steps)} of {self.num_steps} steps computed"
-        lines = [
-            f"{self.method} policy for {self.fingerprint.pipeline}: {steps}, "
-            f"{self.speedup:.2f}x fewer",
-            step_strip(self.compute_steps, self.num_steps),
-        ]
-        row = self.measured
-        if row is not None:
-            psnr = "identical" if row.psnr == math.inf else f"{row.psnr:.1f} dB PSNR"
-            lines.append(
-                f"measured on {row.prompts} held-out prompts: {psnr} to the full run, "
-                f"{row.speedup:.2f}x faster"
-            )
-        elif self.predicted_error is not None:
-            lines.append(f"not measured; predicted error of the latent {self.predicted_error:.3g}")
-        return "\n".join(lines)
+        """The profile, and every plan with what was measured."""
+        return "\n".join([self._headline(), *map(str, self.plans)])
+
+    def _headline(self) -> str:
+        known = "no profile"
+        if self.profile is not None:
+            known = f"a profile of {self.profile.num_runs} runs of {self.profile.num_steps} steps"
+        plans = f"{len(self.plans)} plan{'' if len(self.plans) == 1 else 's'}"
+        return f"policy for {self.fingerprint.pipeline}: {known}, {plans}"
 
     @property
-    def method(self) -> Literal["trajectory", "paper"]:
-        """Which of the two methods the plan is of."""
-        return "trajectory" if isinstance(self.plan, TrajectoryPlan) else "paper"
+    def default(self) -> FittedPlan:
+        """The first plan.
 
-    @property
-    def num_steps(self) -> int:
-        """Number of sampling steps T."""
-        return self.fingerprint.num_steps
+        Raises:
+            PolicyError: if there is none.
+        """
+        if not self.plans:
+            raise PolicyError("the policy holds no plan yet: give a speed-up, or refit one")
+        return self.plans[0]
 
-    @property
-    def compute_steps(self) -> tuple[int, ...]:
-        """Steps on which the network is evaluated, ascending."""
-        return check_compute_steps(self.plan.compute_steps, self.num_steps)
+    def find_plan(self, schedule: Schedule, computed: int) -> FittedPlan | None:
+        """The plan for runs on a schedule with so many computed steps, None if there is none."""
+        for plan in self.plans:
+            if len(plan.compute_steps) == computed and plan.fits(schedule):
+                return plan
+        return None
 
-    @property
-    def measured(self) -> ValidationRow | None:
-        """The row of the policy itself among the measurements; None if there is none."""
-        return next((row for row in self.validation if row.method == OWN_ROW), None)
+    def with_plan(self, plan: FittedPlan) -> Policy:
+        """This policy with one more plan; one for the same run and budget is replaced."""
+        computed = len(plan.compute_steps)
+        kept = tuple(
+            each
+            for each in self.plans
+            if (len(each.compute_steps), each.method) != (computed, plan.method)
+            or each.sigmas.shape != plan.sigmas.shape
+            or not bool((each.sigmas - plan.sigmas).abs().max() < 1e-6)
+        )
+        return replace(self, plans=(*kept, plan))
 
-    @property
-    def reuse_steps(self) -> tuple[int, ...]:
-        """Steps on which it is not, ascending."""
-        computed = set(self.compute_steps)
-        return tuple(k for k in range(self.num_steps) if k not in computed)
+    def merge(self, *others: Policy) -> Policy:
+        """Return the profile of all runs of this policy and ``others``.
 
-    @property
-    def speedup(self) -> float:
-        """Steps over computed steps: the speed-up if only the network took time."""
-        return self.num_steps / len(self.plan.compute_steps)
+        Plans, fits and frontier were made from a part of the runs and are left out.
+
+        Raises:
+            PolicyError: if one has no profile, they are of different pipelines or schedules, or
+                share a run.
+        """
+        for other in others:
+            differences = self.fingerprint.compare(other.fingerprint)
+            if differences:
+                listed = ", ".join(map(str, differences))
+                raise PolicyError(f"profiles of different runs cannot be merged: {listed}")
+        first, *rest = (part._profile() for part in (self, *others))
+        return Policy(
+            self.fingerprint,
+            profile=first.merge(*rest),
+            provenance=_merge_provenance([part.provenance for part in (self, *others)]),
+        )
+
+    def _profile(self) -> Profile:
+        if self.profile is None:
+            raise PolicyError("a policy without a profile cannot be merged")
+        return self.profile
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the policy to ``path``; an old file stays until the new one is whole."""
@@ -262,161 +200,128 @@ class Policy:
         Example:
             >>> Policy.load("absent")
             Traceback (most recent call last):
-            ertacache.formats.policy.PolicyError: cannot load 'absent': No such file or directory
+            ertacache.formats.schema.PolicyError: cannot load 'absent': No such file or directory
         """
         with (
             raising(PolicyError, f"cannot load {os.fspath(path)!r}: "),
             open_regular(path) as (stream, size),
         ):
-            return cls._from_document(open_document(stream, size, kind="policy"))
+            return cls._from_document(open_document(stream, size))
 
     @classmethod
     def _from_bytes(cls, data: bytes, where: str) -> Policy:
         with raising(PolicyError, f"cannot load {where!r}: "):
-            return cls._from_document(open_document(BytesIO(data), len(data), kind="policy"))
+            return cls._from_document(open_document(BytesIO(data), len(data)))
 
     @classmethod
     def _from_document(cls, document: Document) -> Policy:
         fields = take_record(document.fields, _FIELDS, "policy")
-        fingerprint = Fingerprint._from_json(fields["fingerprint"])
-        steps = fingerprint.num_steps
-        rows = tuple(ValidationRow._from_json(row, k) for k, row in enumerate(fields["validation"]))
-        shapes = {"sigmas": (steps + 1,), **_plan_shapes(fields["plan"], steps)}
-        prompts = None
-        if fields["profile"] is not None:
-            record = take_record(fields["profile"], {"prompts": (list,)}, "profile")
-            prompts = take_prompts(record["prompts"])
-            packed = profile_shapes(steps, len(prompts))
-            shapes |= {f"profile.{name}": shape for name, shape in packed.items()}
+        profile, plans = fields["profile"], fields["plans"]
+        if len(plans) > MAX_PLANS:
+            raise FormatError(f"it has {len(plans)} plans, more than the limit of {MAX_PLANS}")
+        shapes = {} if profile is None else Profile.shapes(profile)
+        for place, plan in enumerate(plans):
+            shapes |= FittedPlan.shapes(plan, place)
         tensors = document.read_tensors(shapes)
-        profile, sigmas = None, tensors["sigmas"]
-        experts, origin = read_expert_steps(fields["provenance"])
-        target = _read_target(origin.pop(_TARGET_PSNR, None))
-        if prompts is not None:
-            parts = {name.removeprefix("profile."): value for name, value in tensors.items()}
-            profile = Profile._from_parts(fingerprint, sigmas, prompts, tensors=parts)
-            profile = replace(profile, expert_steps=experts)
         return cls(
-            _build_plan(fields["plan"], tensors),
-            sigmas,
-            fingerprint=fingerprint,
-            predicted_error=fields["predicted_error"],
-            validation=rows,
-            target_psnr=target,
-            expert_steps=experts,
-            provenance=origin,
-            profile=profile,
+            Fingerprint._from_json(fields["fingerprint"]),
+            profile=None if profile is None else Profile.from_parts(profile, tensors),
+            plans=tuple(
+                FittedPlan.from_parts(plan, tensors, place) for place, plan in enumerate(plans)
+            ),
+            fits=tuple(_take_fit(fit, place) for place, fit in enumerate(fields["fits"])),
+            frontier=tuple(
+                _take_known(known, place) for place, known in enumerate(fields["frontier"])
+            ),
+            unit_psnr=fields["unit_psnr"],
+            provenance=fields["provenance"],
         )
 
     def _to_bytes(self) -> bytes:
-        record, tensors = _plan_parts(self.plan)
-        tensors["sigmas"] = self.sigmas
-        prompts = None
-        if self.profile is not None:
-            prompts = {"prompts": self.profile._prompts_json()}
-            tensors |= {f"profile.{name}": t for name, t in self.profile._tensors().items()}
-        origin = write_expert_steps(self.provenance, self.expert_steps)
-        if self.target_psnr is not None:
-            origin[_TARGET_PSNR] = _write_target(self.target_psnr)
+        tensors = {} if self.profile is None else self.profile.tensors()
+        for place, plan in enumerate(self.plans):
+            tensors |= plan.tensors(place)
+        steps = 0 if self.profile is None else self.profile.num_steps
         fields = {
             "fingerprint": self.fingerprint._to_json(),
-            "plan": record | {"compute_steps": self.compute_steps, "method": self.method},
-            "predicted_error": self.predicted_error,
-            "profile": prompts,
-            "provenance": origin,
-            "validation": [row._to_json() for row in self.validation],
+            "fits": [_fit_to_json(fit) for fit in self.fits],
+            "frontier": [_known_to_json(known, steps) for known in self.frontier],
+            "plans": [plan.to_json() for plan in self.plans],
+            "profile": None if self.profile is None else self.profile.to_json(),
+            "provenance": dict(self.provenance),
+            "unit_psnr": self.unit_psnr,
         }
-        return pack("policy", fields, tensors=tensors)
+        return pack(fields, tensors=tensors)
 
-    def _check_validation(self) -> None:
-        for row in self.validation:
-            if not isinstance(row, ValidationRow):
-                raise FormatError(f"validation must hold ValidationRow, not {type(row).__name__}")
-            check_count("computed_steps", row.computed_steps, low=1, high=self.num_steps)
+    def _check_plans(self) -> None:
+        if len(self.plans) > MAX_PLANS:
+            raise FormatError(f"it has {len(self.plans)} plans, more than the limit {MAX_PLANS}")
+        for plan in self.plans:
+            if not isinstance(plan, FittedPlan):
+                raise FormatError(f"plans must hold FittedPlan, not {type(plan).__name__}")
+        if self.profile is None and not self.plans:
+            raise FormatError("a policy has a profile, plans, or both")
 
-    def _check_profile(self) -> None:
-        if self.profile is None:
+    def _check_fits(self) -> None:
+        for fit in self.fits:
+            if not isinstance(fit, MeasuredFit):
+                raise FormatError(f"fits must hold MeasuredFit, not {type(fit).__name__}")
+        computed = [fit.computed for fit in self.fits]
+        if computed != sorted(set(computed)):
+            raise FormatError("fits must ascend in their number of computed steps")
+
+    def _check_frontier(self) -> None:
+        if not self.frontier:
             return
-        if not isinstance(self.profile, Profile):
-            raise FormatError(f"profile must be a Profile, not {type(self.profile).__name__}")
-        if self.profile.fingerprint != self.fingerprint:
-            raise FormatError("the embedded profile is of another run: its fingerprint differs")
-        if not torch.equal(self.profile.sigmas, self.sigmas):
-            raise FormatError("the embedded profile has another sigma schedule")
-        if self.profile.expert_steps != self.expert_steps:
-            raise FormatError("the embedded profile has other expert steps")
+        if self.profile is None:
+            raise FormatError("a frontier is of a profile, and there is none")
+        for known in self.frontier:
+            if not isinstance(known, KnownSchedule):
+                raise FormatError(f"frontier must hold KnownSchedule, not {type(known).__name__}")
+            check_compute_steps(known.compute_steps, self.profile.num_steps)
+            check_number("predicted_error", known.predicted_error, low=0.0)
+        sizes = [len(known.compute_steps) for known in self.frontier]
+        if sizes != sorted(set(sizes)):
+            raise FormatError("the frontier must ascend in its number of computed steps")
 
 
-def _read_target(value: str | None) -> float | None:
-    if value is None:
-        return None
-    try:
-        return check_number("target_psnr", float(value))
-    except ValueError:
-        raise FormatError(f"the provenance {_TARGET_PSNR!r} must be a number") from None
+def _fit_to_json(found: MeasuredFit) -> dict[str, object]:
+    return {
+        "computed_steps": found.computed,
+        "error_ratio": found.error_ratio,
+        "history": found.fit.history,
+        "ridge": found.fit.ridge,
+        "sensitivity": found.fit.sensitivity,
+        "uniform": found.uniform,
+    }
 
 
-def _write_target(value: float) -> str:
-    short = f"{value:g}"
-    return short if float(short) == value else repr(value)  # six digits may not be enough
+def _take_fit(value: object, place: int) -> MeasuredFit:
+    record = take_record(value, _FIT, f"fits[{place}]")
+    fit = Fit(record["history"], float(record["ridge"]), float(record["sensitivity"]))
+    return MeasuredFit(
+        record["computed_steps"], fit, float(record["error_ratio"]), record["uniform"]
+    )
 
 
-def _check_plan(plan: object, num_steps: int) -> None:
-    """Raise unless ``plan`` is one that a policy of ``num_steps`` steps can hold."""
-    if not isinstance(plan, TrajectoryPlan | PaperPlan):
-        raise FormatError(f"plan must be TrajectoryPlan or PaperPlan, not {type(plan).__name__}")
-    if plan.num_steps != num_steps:
-        raise FormatError(f"the plan has {plan.num_steps} steps, but the run {num_steps}")
-    if isinstance(plan, TrajectoryPlan):
-        check_count("history", plan.history, low=1, high=MAX_HISTORY)
-    elif plan.gain is not None:
-        _check_gain_shape(list(plan.gain.shape[1:]))
+def _known_to_json(known: KnownSchedule, num_steps: int) -> dict[str, object]:
+    computed = set(known.compute_steps)
+    mask = "".join("1" if k in computed else "0" for k in range(num_steps))
+    return {"mask": mask, "predicted_error": known.predicted_error}
 
 
-def _check_gain_shape(shape: list[Any]) -> tuple[int, ...]:
-    if len(shape) > MAX_DIMENSIONS:
-        raise FormatError(f"gain has more than {MAX_DIMENSIONS} dimensions for one sample")
-    return tuple(check_count("gain_shape", size, low=1) for size in shape)
+def _take_known(value: Any, place: int) -> KnownSchedule:
+    record = take_record(value, _KNOWN, f"frontier[{place}]")
+    mask = record["mask"]
+    if not set(mask) <= {"0", "1"}:
+        raise FormatError(f"frontier[{place}].mask must consist of 0 and 1")
+    steps = tuple(k for k, digit in enumerate(mask) if digit == "1")
+    return KnownSchedule(steps, float(record["predicted_error"]))
 
 
-def _plan_shapes(value: dict[str, Any], num_steps: int) -> dict[str, tuple[int, ...]]:
-    """Check the record of a plan and return the shapes of its tensors."""
-    method = value.get("method")
-    if method == "trajectory":
-        record = take_record(value, _TRAJECTORY, "plan")
-        history = check_count("plan.history", record["history"], low=1, high=MAX_HISTORY)
-        return {"plan.latent": (num_steps,), "plan.outputs": (num_steps, history)}
-    if method != "paper":
-        raise FormatError("plan.method must be 'trajectory' or 'paper'")
-    record = take_record(value, _PAPER, "plan")
-    shapes: dict[str, tuple[int, ...]] = {"plan.sigmas": (num_steps + 1,)}
-    if record["gain_shape"] is not None:
-        gain = (num_steps, *_check_gain_shape(record["gain_shape"]))
-        shapes |= {"plan.gain": gain, "plan.bias": gain}
-    return shapes
-
-
-def _build_plan(
-    record: dict[str, Any], tensors: Mapping[str, Tensor]
-) -> TrajectoryPlan | PaperPlan:
-    """Return the plan of a record that ``_plan_shapes`` has checked."""
-    steps = tuple(take_list(record["compute_steps"], int, "plan.compute_steps"))
-    if record["method"] == "trajectory":
-        latent, outputs = tensors["plan.latent"], tensors["plan.outputs"]
-        return TrajectoryPlan(steps, torch.cat([latent[:, None], outputs], dim=1)[:, None])
-    gain, bias = tensors.get("plan.gain"), tensors.get("plan.bias")
-    reuse = cast(Reuse, record["reuse"])
-    return PaperPlan(steps, reuse, tensors["plan.sigmas"], gain, bias)
-
-
-def _plan_parts(plan: TrajectoryPlan | PaperPlan) -> tuple[dict[str, object], dict[str, Tensor]]:
-    """Return the record of a plan, without steps and method, and its tensors."""
-    if isinstance(plan, TrajectoryPlan):
-        z = plan.coefficients[:, 0]
-        return {"history": plan.history}, {"plan.latent": z[:, 0], "plan.outputs": z[:, 1:]}
-    tensors = {"plan.sigmas": plan.sigmas}
-    if plan.gain is None or plan.bias is None:
-        return {"gain_shape": None, "reuse": plan.reuse}, tensors
-    shape = list(plan.gain.shape[1:])
-    tensors |= {"plan.gain": plan.gain, "plan.bias": plan.bias}
-    return {"gain_shape": shape, "reuse": plan.reuse}, tensors
+def _merge_provenance(parts: list[Mapping[str, str]]) -> dict[str, str]:
+    """All entries by name; where parts differ, each of their lines once."""
+    lines: dict[str, dict[str, None]] = {}
+    for name, text in (entry for part in parts for entry in part.items()):
+        lines.setdefault(name, {}).update(dict.fromkeys(text.split("\n")))
+    return {name: "\n".join(found) for name, found in lines.items()}

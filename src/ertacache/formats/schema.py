@@ -19,6 +19,7 @@ from torch import Tensor
 
 __all__ = [
     "FormatError",
+    "PolicyError",
     "canonical",
     "check_count",
     "check_number",
@@ -40,7 +41,11 @@ MAX_MESSAGE = 400  # characters: a damaged file must not flood the terminal
 
 
 class FormatError(ValueError):
-    """A profile or a policy, in memory or in a file, is not valid."""
+    """A part of a file is not valid."""
+
+
+class PolicyError(FormatError):
+    """A policy is not valid, its file cannot be read or written, or it does not fit a pipeline."""
 
 
 @contextmanager

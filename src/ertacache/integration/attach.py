@@ -14,14 +14,16 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from ertacache.core.steppers import Stepper, make_stepper
+from ertacache.core.plans import Target
+from ertacache.core.steppers import Stepper
+from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
+from ertacache.integration.choose import PlanChooser
 from ertacache.integration.identity import check_pipeline, find_denoisers
-from ertacache.integration.img2img import LaterStarts
 from ertacache.integration.microbatch import MicroBatch
 from ertacache.integration.private_api import Pipeline
 from ertacache.integration.run import PolicyRun, RunSetup
-from ertacache.integration.schedulers import SigmaAdjustment, StepForms, check_deterministic
+from ertacache.integration.schedulers import StepForms, check_deterministic
 from ertacache.integration.stats import RunStats, Stats, summarize
 from ertacache.integration.tracker import Tracker, find_tracker
 from ertacache.integration.warnings import RunWarnings
@@ -35,6 +37,9 @@ def attach(
     pipe: Pipeline,
     policy: Policy | str | os.PathLike[str],
     *,
+    speedup: float | None = None,
+    compute_steps: int | None = None,
+    min_psnr: float | None = None,
     cache_device: str | torch.device | None = None,
 ) -> Handle:
     """Make every generation of a pipeline follow a policy, until ``detach``.
@@ -44,12 +49,18 @@ def attach(
     before the run is over. A run is over when its loop is left, also by an exception; if the loop
     has no progress bar, a run broken off between steps is over with the next or ``detach``.
 
-    A run on the last steps of the policy's sigma schedule, as image to image is, gets a policy of
-    its own, solved from the profile in the policy, if the scheduler takes steps of first order.
+    Any number of steps, size, scheduler and target will do. A run for which the policy has a fitted
+    plan follows that one; for any other a plan is solved from the profile when the run starts, and
+    kept. Where none is predicted to help, every step is computed, with a warning.
 
     Args:
         pipe: a diffusers pipeline with a deterministic scheduler.
         policy: the policy, or the path of its file.
+        speedup: at least this many times fewer computed steps than steps.
+        compute_steps: this many computed steps, in place of a speed-up.
+        min_psnr: the fewest computed steps with this PSNR to the full run, in dB, measured or
+            predicted. Without any of the three, runs follow the first plan of the policy, or get
+            its speed-up.
         cache_device: where outputs are kept between steps, such as ``"cpu"`` to save the
             accelerator's memory; None keeps them where they are.
 
@@ -57,10 +68,12 @@ def attach(
         The handle, which is also a context manager that detaches.
 
     Raises:
-        PolicyError: if the policy was calibrated for another pipeline or its file is damaged; a
+        PolicyError: if the policy was calibrated for another network or its file is damaged; a
             ``SchedulerError`` if no policy can work with the scheduler.
+        ValueError: if there is more than one target, or it is out of range.
         RuntimeError: if another pipeline or a baseline uses the scheduler or the network.
     """
+    target = Target(speedup, compute_steps, min_psnr)
     if not isinstance(policy, Policy):
         policy = Policy.load(policy)
     device = None if cache_device is None else torch.device(cache_device)
@@ -71,7 +84,7 @@ def attach(
             _check_attachable(pipe, policy)  # if it cannot be, the present one stays
         before.detach()
         _LOG.warning("replacing the attached policy: %r by %r", before.policy, policy)
-    return Handle(pipe, policy, cache_device=device)
+    return Handle(pipe, policy, target=target, cache_device=device)
 
 
 def detach(pipe: Pipeline) -> bool:
@@ -110,7 +123,8 @@ def find_handle(pipe: Pipeline) -> Handle | None:
 def _check_attachable(pipe: Pipeline, policy: Policy) -> None:
     """Raise if a policy cannot be attached to a pipeline; warn of what may differ."""
     find_denoisers(pipe)
-    check_deterministic(pipe.scheduler, num_steps=policy.num_steps)
+    steps = policy.plans[0].num_steps if policy.profile is None else policy.profile.num_steps
+    check_deterministic(pipe.scheduler, num_steps=steps)
     check_pipeline(pipe, policy)
 
 
@@ -122,31 +136,33 @@ class Handle(AbstractContextManager["Handle"]):
         pipe: Pipeline,
         policy: Policy,
         *,
+        target: Target | None = None,
         cache_device: torch.device | None = None,
         stepper: Stepper | None = None,
         micro_batch: MicroBatch | None = None,
+        chooser: PlanChooser | None = None,
     ) -> None:
         """Check that the policy is for the pipeline, and attach it.
 
         Args:
             pipe: the pipeline.
             policy: the policy.
+            target: of the runs; None takes the policy's first plan.
             cache_device: where outputs are kept between steps.
             stepper: takes the place of the plan's own stepper for one whole run.
             micro_batch: how calls of the network are split.
+            chooser: of the same policy and target, with the plans that it has chosen before.
         """
         _check_attachable(pipe, policy)
-        self._policy = policy
+        self._chooser = chooser or PlanChooser(policy, target or Target())
         self._warnings = RunWarnings()
         self._setup = RunSetup(
             pipe=pipe,
-            policy=policy,
+            chooser=self._chooser,
             warnings=self._warnings,
-            policies=LaterStarts(pipe, policy),
             forms=StepForms(pipe.scheduler),
             cache_device=cache_device,
             stepper=stepper,
-            adjustment=_adjustment(pipe, policy, stepper or make_stepper(policy.plan)),
         )
         self._before = RunStats()  # all runs but the last
         self._runs: int = 0
@@ -158,7 +174,39 @@ class Handle(AbstractContextManager["Handle"]):
     @property
     def policy(self) -> Policy:
         """The attached policy."""
-        return self._policy
+        return self._chooser.policy
+
+    @property
+    def plan(self) -> FittedPlan | None:
+        """The plan of the present or last run; None before the first, and if all was computed."""
+        return None if self._run is None else self._run.plan
+
+    @property
+    def speedup(self) -> float | None:
+        """Speed-up of the next run; None if the target is another. May be set between runs."""
+        return self._chooser.target.speedup
+
+    @speedup.setter
+    def speedup(self, value: float | None) -> None:
+        self._chooser.target = Target(speedup=value)
+
+    @property
+    def compute_steps(self) -> int | None:
+        """Computed steps of the next run; None if the target is another. May be set, too."""
+        return self._chooser.target.compute_steps
+
+    @compute_steps.setter
+    def compute_steps(self, value: int | None) -> None:
+        self._chooser.target = Target(compute_steps=value)
+
+    @property
+    def min_psnr(self) -> float | None:
+        """PSNR of the next run in dB; None if the target is another. May be set, too."""
+        return self._chooser.target.min_psnr
+
+    @min_psnr.setter
+    def min_psnr(self, value: float | None) -> None:
+        self._chooser.target = Target(min_psnr=value)
 
     @property
     def stats(self) -> Stats:
@@ -170,8 +218,7 @@ class Handle(AbstractContextManager["Handle"]):
 
     def summary(self) -> str:
         """Steps, network evaluations saved, seconds, speed-up, memory and schedule strip."""
-        policy = self._policy
-        return summarize(self.stats, compute_steps=policy.compute_steps, num_steps=policy.num_steps)
+        return summarize(self.stats, plan=self.plan)
 
     def detach(self) -> None:
         """Give the pipeline its own behaviour back, also in the middle of a run."""
@@ -189,9 +236,3 @@ class Handle(AbstractContextManager["Handle"]):
             self._before += self._run.stats
         self._runs, self._run = self._runs + 1, run
         return run
-
-
-def _adjustment(pipe: Pipeline, policy: Policy, stepper: Stepper) -> SigmaAdjustment | None:
-    if stepper.sigmas is None or torch.equal(stepper.sigmas, policy.sigmas):
-        return None
-    return SigmaAdjustment(pipe.scheduler, stepper.sigmas, nominal=policy.sigmas)

@@ -6,37 +6,25 @@ Facts that a pipeline has before it runs are compared on attach, the rest when a
 from __future__ import annotations
 
 import logging
-import math
-import shlex
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import diffusers
 import torch
 from torch import Tensor, nn
 
-from ertacache.formats.fingerprint import (
-    Difference,
-    Fingerprint,
-    hash_config,
-    hash_sigmas,
-    plain_config,
-)
+from ertacache.formats.fingerprint import Difference, Fingerprint, hash_config, plain_config
 from ertacache.formats.policy import Policy, PolicyError
-from ertacache.integration.private_api import Pipeline, Scheduler, unwrap
-from ertacache.integration.schedulers import read_sigmas, sigma_distance
+from ertacache.integration.private_api import Pipeline, unwrap
+from ertacache.integration.schedulers import prediction_of
 
 __all__ = [
-    "calibrate_command",
     "check_pipeline",
-    "check_run",
     "current_guidance",
     "find_denoisers",
     "fingerprint",
-    "model_name",
     "run_differences",
-    "same_share",
     "warn_of_differences",
     "warn_of_versions",
 ]
@@ -44,7 +32,6 @@ __all__ = [
 DENOISERS = ("transformer", "transformer_2", "unconditional_transformer", "unet")
 _REPORTED: set[tuple[object, ...]] = set()  # policies whose versions were reported in this process
 _LOG = logging.getLogger(__name__)
-SIGMA_TOLERANCE = 1e-4  # of the range: other hardware rounds, another shift is far above
 
 
 def find_denoisers(pipe: Pipeline) -> dict[str, nn.Module]:
@@ -59,19 +46,24 @@ def find_denoisers(pipe: Pipeline) -> dict[str, nn.Module]:
     return modules
 
 
-def current_guidance(pipe: Pipeline) -> float | None:
-    """Return the guidance scale of a pipeline's present or last run, None if it has none."""
+def current_guidance(pipe: Pipeline) -> dict[str, tuple[float, ...]]:
+    """Return the guidance scale of a pipeline's present or last run; nothing if it has none."""
     scale = getattr(pipe, "guidance_scale", None)
-    return float(scale) if isinstance(scale, int | float) else None
+    return {"guidance_scale": (float(scale),)} if isinstance(scale, int | float) else {}
 
 
-def fingerprint(pipe: Pipeline, *, sigmas: Tensor, latent_shape: Sequence[int]) -> Fingerprint:
+def fingerprint(
+    pipe: Pipeline,
+    *,
+    latent_shape: Sequence[int],
+    guidance: Mapping[str, tuple[float, ...]] | None = None,
+) -> Fingerprint:
     """Return what a pipeline's run was; call it after the run, which sets the guidance scale.
 
     Args:
         pipe: the pipeline.
-        sigmas: the nominal sigma schedule of the run, from ``read_sigmas`` or ``record``.
         latent_shape: shape of one sample's latent, without the batch.
+        guidance: guidance of all runs; by default that of the last run.
     """
     denoisers = find_denoisers(pipe)
     networks = {name: unwrap(module) for name, module in denoisers.items()}
@@ -81,11 +73,10 @@ def fingerprint(pipe: Pipeline, *, sigmas: Tensor, latent_shape: Sequence[int]) 
         pipeline=type(pipe).__name__,
         denoiser=type(networks[first]).__name__,
         denoiser_hash=hash_config(configs[first] if len(configs) == 1 else configs),
+        prediction=prediction_of(pipe.scheduler),
         scheduler=type(pipe.scheduler).__name__,
         scheduler_config=plain_config(pipe.scheduler.config),
-        num_steps=len(sigmas) - 1,
-        sigmas_hash=hash_sigmas(sigmas),
-        guidance=current_guidance(pipe),
+        guidance=current_guidance(pipe) if guidance is None else guidance,
         dtype=str(next(networks[first].parameters()).dtype).removeprefix("torch."),
         latent_shape=tuple(latent_shape),
         versions={"diffusers": diffusers.__version__, "torch": torch.__version__},
@@ -95,9 +86,9 @@ def fingerprint(pipe: Pipeline, *, sigmas: Tensor, latent_shape: Sequence[int]) 
 def check_pipeline(pipe: Pipeline, policy: Policy) -> None:
     """Compare what is known before a run: raise for what cannot work, warn of the rest."""
     was = policy.fingerprint
-    now = fingerprint(pipe, sigmas=policy.sigmas, latent_shape=was.latent_shape)
-    differences = was.compare(replace(now, guidance=was.guidance))
-    fatal = [difference for difference in differences if difference.fatal]
+    now = fingerprint(pipe, latent_shape=was.latent_shape, guidance=was.guidance)
+    differences = [d for d in was.compare(now) if d.level != "note"]
+    fatal = [difference for difference in differences if difference.level == "fatal"]
     if fatal:
         raise PolicyError(
             "the policy was calibrated for another pipeline: "
@@ -115,9 +106,9 @@ def warn_of_versions(policy: Policy, differences: Sequence[Difference]) -> None:
     Another minor version of diffusers is a warning, since its pipelines and schedulers may behave
     differently; anything less is logged at level INFO.
     """
-    facts, compute_steps = policy.fingerprint, policy.compute_steps
-    same = (facts.denoiser_hash, facts.sigmas_hash, compute_steps, policy.predicted_error)
-    key = (*same, *sorted(facts.versions.items()))
+    facts = policy.fingerprint
+    known = tuple((plan.compute_steps, plan.predicted_error) for plan in policy.plans)
+    key = (facts.denoiser_hash, known, *sorted(facts.versions.items()))
     if not differences or key in _REPORTED:
         return
     _REPORTED.add(key)
@@ -135,65 +126,18 @@ def _series(*versions: object) -> bool:
     return len(known) == 2 and known[0] != known[1]
 
 
-def check_run(scheduler: Scheduler, policy: Policy, *, model: str | None = None) -> int:
-    """Compare the sigmas that ``set_timesteps`` just made with the policy's; raise if they differ.
-
-    Args:
-        scheduler: the scheduler.
-        policy: the policy.
-        model: what the pipeline was loaded from, for the command to run instead.
-
-    Returns:
-        The step of the policy with which the run begins: 0, or later if the run has only the last
-        entries of the policy's sigma schedule.
-    """
-    steps = len(scheduler.timesteps)
-    first = policy.num_steps - steps
-    if first >= 0:
-        distance = sigma_distance(policy.sigmas[first:], read_sigmas(scheduler))
-        if distance <= SIGMA_TOLERANCE:
-            return first
-    command = calibrate_command(policy, model, steps=steps)
-    if first:
-        raise PolicyError(
-            f"the run has {steps} steps, but the policy is for {policy.num_steps}: "
-            f"pass num_inference_steps={policy.num_steps}, of which "
-            f"{len(policy.compute_steps)} are computed, or run: {command}"
-        )
-    raise PolicyError(
-        f"the run's sigma schedule differs from the policy's by {distance:.1%} of its range: a "
-        "shift that depends on the resolution, or sigmas= or timesteps= were passed; "
-        f"leave them as calibrated, or run: {command} {_AS_CALLED}"
-    )
-
-
-_AS_CALLED = "(with --height, --width and --arg sigmas=[...] as in this call)"
-
-
-def model_name(pipe: Pipeline) -> str | None:
-    """Return the folder or hub id that a pipeline was loaded from, None if it was not."""
-    name = getattr(pipe, "name_or_path", None)
-    return name if isinstance(name, str) and name else None
-
-
-def calibrate_command(policy: Policy, model: str | None, *, steps: int) -> str:
-    """Return the command that calibrates a policy of the same kind for runs of ``steps`` steps."""
-    options = ["--method", policy.method] if policy.method != "trajectory" else []
-    options += ["--steps", str(steps), "--compute-steps", str(same_share(policy, steps))]
-    words = ["ertacache", "calibrate", model or "MODEL", "--prompts", "prompts.txt", *options]
-    return shlex.join([*words, "-o", f"policy-{steps}.safetensors"])
-
-
-def same_share(policy: Policy, num_steps: int) -> int:
-    """Computed steps of another number of steps, for the same share as the policy's, rounded up."""
-    return math.ceil(num_steps * len(policy.compute_steps) / policy.num_steps)
-
-
 def run_differences(policy: Policy, pipe: Pipeline, *, sample: Tensor) -> list[Difference]:
-    """Return in what a run that has begun may differ from the calibrated one."""
+    """Return in what a run that has begun differs from the calibrated ones and may be worse."""
     was = policy.fingerprint
-    facts = {"guidance": current_guidance(pipe), "latent_shape": tuple(sample.shape[1:])}
-    return was.compare(replace(was, **facts))  # type: ignore[arg-type]
+    now = current_guidance(pipe)
+    # Arguments that only a call knows are not known here.
+    known = {name: values for name, values in was.guidance.items() if name not in now}
+    shape = tuple(sample.shape[1:])
+    differences = was.compare(replace(was, guidance=known | now, latent_shape=shape))
+    notes = [d for d in differences if d.level == "note"]
+    if notes:
+        _LOG.info("the run differs from the calibrated ones: %s", _listed(notes))
+    return [d for d in differences if d.level != "note"]
 
 
 def warn_of_differences(differences: Sequence[Difference]) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "clear_history",
     "final_alpha",
     "find_hook",
+    "forget_run",
     "fresh_copy",
     "keeps_history",
     "set_step_index",
@@ -236,10 +237,15 @@ def fresh_copy(scheduler: Scheduler) -> Any:
     twin = copy.deepcopy(scheduler)
     for name in ("step", "set_timesteps"):
         vars(twin).pop(name, None)
-    for name, value in _FRESH.items():
-        if name in vars(twin):
-            setattr(twin, name, value)
+    forget_run(twin)
     return twin
+
+
+def forget_run(scheduler: Scheduler) -> None:
+    """Put a scheduler back to where ``set_timesteps`` left it, without history."""
+    for name, value in _FRESH.items():
+        if name in vars(scheduler):
+            setattr(scheduler, name, value)
 
 
 def keeps_history(scheduler: Scheduler) -> bool:
@@ -260,8 +266,8 @@ def begin_index(scheduler: Scheduler) -> int | None:
     return index
 
 
-def set_step_index(scheduler: Scheduler, step: int) -> None:
-    """Set the next step of a scheduler that counts its steps."""
+def set_step_index(scheduler: Scheduler, step: int | None) -> None:
+    """Set the next step of a scheduler that counts its steps; None as before a run."""
     if hasattr(scheduler, "_step_index"):
         scheduler._step_index = step
 

@@ -10,10 +10,15 @@ from typing import Any
 
 from torch import Tensor
 
-from ertacache.core.gram import Trajectory
+from ertacache.core.gram import Schedule, Trajectory
 from ertacache.integration.identity import find_denoisers
 from ertacache.integration.private_api import Pipeline, Scheduler
-from ertacache.integration.schedulers import SchedulerError, check_deterministic, read_sigmas
+from ertacache.integration.schedulers import (
+    SchedulerError,
+    check_deterministic,
+    first_step,
+    read_schedule,
+)
 from ertacache.integration.tracker import NetworkCall, StepCall, Tracker, check_plain
 
 __all__ = ["Recording", "record"]
@@ -26,12 +31,12 @@ class Recording:
     Attributes:
         run: the latents x_0 ... x_T and outputs v_0 ... v_{T-1} as the scheduler saw them, each of
             shape (P, ...).
-        sigmas: the sigma schedule, shape (T + 1,), float64.
+        schedule: what the scheduler does in it.
         expert_steps: the steps after 0 at which another network of the pipeline took over.
     """
 
     run: Trajectory
-    sigmas: Tensor
+    schedule: Schedule
     expert_steps: tuple[int, ...]
 
 
@@ -74,7 +79,8 @@ class _Recorder:
     def __init__(self, scheduler: Scheduler) -> None:
         self.num_steps = len(scheduler.timesteps)
         check_deterministic(scheduler, num_steps=self.num_steps)
-        self._scheduler, self._sigmas = scheduler, read_sigmas(scheduler)
+        self._scheduler = scheduler
+        self._schedule = read_schedule(scheduler)
         self._latents: list[Tensor] = []
         self._outputs: list[Tensor] = []
         self._begins: dict[int, int] = {}  # network: first step
@@ -85,6 +91,9 @@ class _Recorder:
 
     def step(self, call: StepCall) -> Any:
         check_plain(call, self._scheduler)
+        if call.step == 0 and (begin := first_step(self._scheduler, call.timestep)):
+            self._schedule = read_schedule(self._scheduler, begin=begin)
+            self.num_steps = self._schedule.num_steps
         # Copies: what a pipeline does to its latents later must not reach the record.
         self._latents[call.step :] = [call.sample.detach().clone()]
         self._outputs.append(call.model_output.detach().clone())
@@ -104,7 +113,7 @@ class _Recorder:
         if len(self._outputs) != self.num_steps:
             raise SchedulerError(
                 f"the run took {len(self._outputs)} of the {self.num_steps} steps of its sigma "
-                "schedule: only whole runs from step 0 can be recorded"
+                "schedule: only runs to the last step can be recorded"
             )
         run = Trajectory(tuple(self._latents), tuple(self._outputs))
-        return Recording(run, self._sigmas, tuple(sorted({*self._begins.values()} - {0})))
+        return Recording(run, self._schedule, tuple(sorted({*self._begins.values()} - {0})))

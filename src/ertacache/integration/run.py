@@ -13,22 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ertacache.core.steppers import Stepper, combine, make_stepper
-from ertacache.formats.policy import Policy, PolicyError
-from ertacache.integration.identity import (
-    check_run,
-    model_name,
-    run_differences,
-    warn_of_differences,
-)
-from ertacache.integration.img2img import LaterStarts, find_step
+from ertacache.core.steppers import FullStepper, Stepper, combine, make_stepper
+from ertacache.formats.fitted import FittedPlan
+from ertacache.formats.policy import PolicyError
+from ertacache.integration.choose import PlanChooser
+from ertacache.integration.identity import run_differences, warn_of_differences
 from ertacache.integration.private_api import (
     Pipeline,
     begin_index,
     clear_history,
     set_step_index,
 )
-from ertacache.integration.schedulers import SigmaAdjustment, StepForms
+from ertacache.integration.schedulers import SigmaAdjustment, StepForms, first_step
 from ertacache.integration.stats import RunStats
 from ertacache.integration.tracker import NetworkCall, StepCall, check_plain, untraced
 from ertacache.integration.warnings import RunWarnings
@@ -42,35 +38,36 @@ class RunSetup:
 
     Attributes:
         pipe: the pipeline.
-        policy: the attached policy.
+        chooser: has the policy and chooses its plan for a run.
         warnings: those of the handle.
-        policies: the policy by the step with which a run begins.
         forms: of the scheduler's results.
         cache_device: where outputs are kept; None leaves them where they are.
         stepper: takes the place of the plan's own for one whole run.
-        adjustment: the sigma schedule of the stepper's own, if it has one.
     """
 
     pipe: Pipeline
-    policy: Policy
+    chooser: PlanChooser
     warnings: RunWarnings
-    policies: LaterStarts
     forms: StepForms
     cache_device: torch.device | None
     stepper: Stepper | None
-    adjustment: SigmaAdjustment | None
 
 
 class PolicyRun:
     """One run under a policy: decides on each step, and keeps what is reused."""
 
     def __init__(self, setup: RunSetup) -> None:
-        """Check the sigmas that the run starts with."""
+        """Begin a run on the sigmas that ``set_timesteps`` just made."""
         self._setup, self._scheduler = setup, setup.pipe.scheduler
-        self._first = check_run(self._scheduler, setup.policy, model=model_name(setup.pipe))
-        self._follow(self._first, begin=0)
-        if setup.adjustment is not None:
-            setup.adjustment.install()
+        self.num_steps = len(self._scheduler.timesteps)
+        self.plan: FittedPlan | None = None  # None computes every step
+        self._begin = 0  # the scheduler's step with which the run begins
+        self._stepper: Stepper = setup.stepper or FullStepper(self.num_steps)
+        self._adjustment: SigmaAdjustment | None = None
+        self._early = setup.stepper is not None or setup.chooser.adjusts_sigmas
+        if self._early:  # the pipeline must see the sigmas of the plan
+            self._follow(0)
+            self._adjust()
         self._reusing = False  # the present step
         self._reshaped = False  # the present step's input has another shape than the cached one
         self._abandoned = False  # the plan is no longer followed
@@ -81,14 +78,26 @@ class PolicyRun:
         self._calls, self._seconds = 0, 0.0
         self._final: RunStats | None = None  # of a run that is over
 
-    def _follow(self, first: int, *, begin: int) -> None:
-        """Begin with step ``first`` of the attached policy, ``begin`` of the scheduler."""
+    def _follow(self, begin: int) -> None:
+        """Choose the plan of a run that begins with the scheduler's step ``begin``."""
         setup = self._setup
-        if setup.stepper is not None and (first or begin):
-            raise PolicyError("a calibration run must begin with step 0")
-        policy = setup.policies.get(first, begin=begin)
-        self._begin, self.num_steps = begin, policy.num_steps
-        self._stepper = setup.stepper or make_stepper(policy.plan, cache_device=setup.cache_device)
+        self._begin, self.num_steps = begin, len(self._scheduler.timesteps) - begin
+        if setup.stepper is not None:
+            self.plan = setup.chooser.policy.default
+            return
+        self.plan = setup.chooser.choose(self._scheduler, begin=begin)
+        if self.plan is None:
+            self._stepper = FullStepper(self.num_steps)
+        else:
+            self._stepper = make_stepper(self.plan.plan, cache_device=setup.cache_device)
+
+    def _adjust(self) -> None:
+        """Give the run the sigmas of its stepper, if it has its own."""
+        sigmas, plan = self._stepper.sigmas, self.plan
+        if sigmas is None or plan is None or torch.equal(sigmas, plan.sigmas):
+            return
+        self._adjustment = SigmaAdjustment(self._scheduler, sigmas, nominal=plan.sigmas)
+        self._adjustment.install()
 
     @property
     def stats(self) -> RunStats:
@@ -120,15 +129,17 @@ class PolicyRun:
 
     def _decide(self, call: NetworkCall) -> None:
         """Decide at the first call of a step whether the step is reused."""
-        if call.step == 0 and (begin := begin_index(self._scheduler)):
-            self._follow(self._first + begin, begin=begin)
+        if call.step == 0:
+            begin = begin_index(self._scheduler) or 0
+            if begin != self._begin or not self._early:
+                self._follow(begin)
         planned = self._abandoned or self._stepper.computes(call.step)
         switched = self._outputs.owner is not call.module
         if switched and not planned and not self._stepper.flexible:
             raise PolicyError(
-                f"the pipeline goes on with another network at step {call.step}, which the policy "
-                "reuses, but a network has to begin with a computed step: calibrate again, or "
-                f"solve the profile with pinned=[{call.step}]"
+                f"the pipeline goes on with another network at step {call.step}, which the plan "
+                "reuses, but a network has to begin with a computed step: calibrate at these "
+                "settings"
             )
         if switched:
             self._stepper.switch()
@@ -162,7 +173,7 @@ class PolicyRun:
         own: list[Any] = []  # the scheduler's result, if its own step was taken
 
         def advance(v: Tensor) -> Tensor:
-            adjustment = self._setup.adjustment
+            adjustment = self._adjustment
             row = None if adjustment is None else adjustment.first_order(call.step)
             if row is not None:
                 clear_history(self._scheduler)
@@ -202,19 +213,18 @@ class PolicyRun:
     def _check_first_step(self, call: StepCall) -> None:
         setup = self._setup
         check_plain(call, self._scheduler)
-        try:
-            setup.policy.plan.check_shape(tuple(call.sample.shape[1:]))
-        except ValueError as cause:
-            raise PolicyError(str(cause)) from None
-        # A scheduler whose first step was not set looks the timestep up as well.
-        if begin_index(self._scheduler) is None:
-            timesteps = self._scheduler.timesteps
-            timestep = torch.as_tensor(call.timestep).flatten()[0].to(timesteps)
-            if bool(timestep != timesteps[0]):
-                begin = find_step(timesteps, timestep)
-                self._follow(self._first + begin, begin=begin)
+        if self.plan is not None:
+            try:
+                self.plan.plan.check_shape(tuple(call.sample.shape[1:]))
+            except ValueError as cause:
+                raise PolicyError(str(cause)) from None
+        begin = first_step(self._scheduler, call.timestep)
+        if begin != self._begin:  # a scheduler that was not told where the run begins
+            self._follow(begin)
         if setup.warnings.first("differences"):
-            warn_of_differences(run_differences(setup.policy, setup.pipe, sample=call.sample))
+            warn_of_differences(
+                run_differences(setup.chooser.policy, setup.pipe, sample=call.sample)
+            )
 
     def _check_later_step(self, call: StepCall) -> None:
         reporter = self._setup.warnings
@@ -236,8 +246,8 @@ class PolicyRun:
         """Release the cache, and put the scheduler's own sigmas back unless it has new ones."""
         self._final = self.stats
         del self._outputs, self._stepper
-        if self._setup.adjustment is not None and not restarted:
-            self._setup.adjustment.restore()
+        if self._adjustment is not None and not restarted:
+            self._adjustment.restore()
         if failed:
             self._setup.warnings.forget()
 

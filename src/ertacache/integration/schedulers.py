@@ -2,24 +2,31 @@
 
 What a step does is found by calling a copy of the scheduler on a small batch, one probe per row, so
 most schedulers need no code of their own. The exceptions are ``_DETERMINISTIC`` (what to use
-instead), ``read_sigmas`` (three kinds of noise schedules) and ``SigmaAdjustment``.
+instead), ``read_sigmas`` (three kinds of noise schedules) and ``SigmaAdjustment``. A whole run is
+read off in the same way, by a copy that steps over unit vectors (``read_schedule``).
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ertacache.core.gram import Schedule
 from ertacache.formats.policy import PolicyError
 from ertacache.integration.private_api import (
     Scheduler,
+    begin_index,
     final_alpha,
+    forget_run,
     fresh_copy,
     keeps_history,
+    set_step_index,
 )
 
 __all__ = [
@@ -28,9 +35,11 @@ __all__ = [
     "StepForms",
     "check_deterministic",
     "first_order_update",
+    "first_step",
     "install_sigmas",
+    "prediction_of",
+    "read_schedule",
     "read_sigmas",
-    "sigma_distance",
     "variance_preserving_update",
 ]
 
@@ -180,8 +189,11 @@ def first_order_update(scheduler: Scheduler) -> Tensor:
         tensor([[ 1.0000, -0.2500],
                 [ 1.0000, -0.7500]], dtype=torch.float64)
     """
-    pristine = fresh_copy(scheduler)
-    rows = [_probe(fresh_copy(pristine), k) for k in range(len(scheduler.timesteps))]
+    twin = fresh_copy(scheduler)
+    rows = []
+    for k in range(len(scheduler.timesteps)):
+        forget_run(twin)
+        rows.append(_probe(twin, k))
     return torch.stack(rows)
 
 
@@ -229,21 +241,29 @@ def _probe(twin: Any, step: int) -> Tensor:
 
 
 def _step(twin: Any, step: int, x: Tensor, v: Tensor, *, return_dict: bool = False) -> Any:
-    timestep = twin.timesteps[step]
     if hasattr(twin, "set_begin_index"):
         twin.set_begin_index(step)
+    return _take_step(twin, twin.timesteps[step], x, v, return_dict=return_dict)
+
+
+def _take_step(twin: Any, timestep: Any, x: Tensor, v: Tensor, *, return_dict: bool = False) -> Any:
     if hasattr(twin, "scale_model_input"):
         twin.scale_model_input(x, timestep)
     given = {"model_output": v, "timestep": timestep, "sample": x, "return_dict": return_dict}
-    parameters = inspect.signature(twin.step).parameters
-    for name, parameter in parameters.items():
-        required = parameter.default is parameter.empty and parameter.kind not in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-        )
-        if required:
-            given.setdefault(name, None)
+    for name in _required(type(twin).step):
+        given.setdefault(name, None)
     return twin.step(**given)
+
+
+@functools.cache
+def _required(step: Callable[..., Any]) -> tuple[str, ...]:
+    """Arguments of a scheduler's step without which it cannot be called."""
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return tuple(
+        name
+        for name, parameter in inspect.signature(step).parameters.items()
+        if parameter.default is parameter.empty and parameter.kind not in several and name != "self"
+    )
 
 
 def _instead(scheduler: Scheduler) -> str:
@@ -255,14 +275,121 @@ def _instead(scheduler: Scheduler) -> str:
     return _DETERMINISTIC.get(name, "DDIMScheduler")
 
 
-def read_sigmas(scheduler: Scheduler) -> Tensor:
-    """Return the sigma schedule of a scheduler after ``set_timesteps``, strictly descending.
+def read_schedule(scheduler: Scheduler, *, begin: int = 0) -> Schedule:
+    """Read off what a full run of a scheduler is, after ``set_timesteps``.
 
-    A scheduler's own ``sigmas`` are taken as they are; ascending ones (Mochi) as
-    ``1 - sigmas``. A scheduler that has only ``alphas_cumprod`` (DDIM and CogVideoX DDIM) adds
-    noise as ``a x + s n`` with ``a**2 = alphas_cumprod`` and ``a**2 + s**2 = 1``; its sigmas are
-    ``s / (a + s)`` at the timesteps: 1 for pure noise, 0 for none, and the sigma of a flow
-    with the same ratio of noise.
+    Args:
+        scheduler: the scheduler; it is not changed, and its device is waited for once.
+        begin: the step with which the run begins, more than 0 for image to image.
+
+    Raises:
+        SchedulerError: if its noise levels do not descend, or a step adds noise or is not linear.
+
+    Example:
+        >>> from diffusers import FlowMatchEulerDiscreteScheduler
+        >>> scheduler = FlowMatchEulerDiscreteScheduler()
+        >>> scheduler.set_timesteps(sigmas=[1.0, 0.75])
+        >>> read_schedule(scheduler).latents
+        tensor([[ 1.0000,  0.0000,  0.0000],
+                [ 1.0000, -0.2500,  0.0000],
+                [ 1.0000, -0.2500, -0.7500]], dtype=torch.float64)
+    """
+    twin = fresh_copy(scheduler)
+    for name, value in vars(twin).items():
+        if isinstance(value, Tensor):
+            setattr(twin, name, value.cpu())
+    return Schedule(
+        sigmas=read_sigmas(twin)[begin:],
+        nominal=first_order_update(twin)[begin:],
+        latents=_unroll(fresh_copy(twin), begin),
+        scale=_latent_scales(twin)[begin:],
+        begun=begin == 0,
+    )
+
+
+def _unroll(twin: Any, begin: int) -> Tensor:
+    """Latents of a full run as combinations of its start and its outputs, (T + 1, T + 1)."""
+    T = len(twin.timesteps) - begin  # noqa: N806
+    units = torch.eye(T + 1, dtype=torch.float64)[:, None, :, None, None]
+    rows = [units[0]]
+    if hasattr(twin, "set_begin_index"):
+        twin.set_begin_index(begin)
+    with torch.random.fork_rng(devices=[]):
+        for k in range(T):
+            latent = _take_step(twin, twin.timesteps[begin + k], rows[-1], units[1 + k])[0]
+            rows.append(latent.double())
+    return torch.cat(rows)[:, :, 0, 0]
+
+
+def _latent_scales(twin: Any) -> Tensor:
+    """What ``scale_model_input`` divides the latent by before every step; 1 after the last."""
+    T = len(twin.timesteps)  # noqa: N806
+    scales = torch.ones(T + 1, dtype=torch.float64)
+    if not hasattr(twin, "scale_model_input"):
+        return scales
+    one = torch.ones(1, 1, 1, 1, dtype=torch.float64)
+    for k in range(T):
+        if hasattr(twin, "set_begin_index"):
+            twin.set_begin_index(k)
+        set_step_index(twin, None)
+        scaled = twin.scale_model_input(one, twin.timesteps[k]).item()
+        if k == 0 and scaled == 1:  # most do not scale at all
+            break
+        scales[k] = 1 / scaled
+    return scales
+
+
+def first_step(scheduler: Scheduler, timestep: Any) -> int:
+    """The step with which a run begins whose first timestep is ``timestep``.
+
+    A pipeline may say so beforehand; a scheduler that was not told looks the timestep up as well.
+
+    Example:
+        >>> from diffusers import FlowMatchEulerDiscreteScheduler
+        >>> scheduler = FlowMatchEulerDiscreteScheduler()
+        >>> scheduler.set_timesteps(4)
+        >>> first_step(scheduler, scheduler.timesteps[1])
+        1
+    """
+    begin = begin_index(scheduler)
+    if begin is not None:
+        return begin
+    timesteps = scheduler.timesteps
+    first = torch.as_tensor(timestep).flatten()[0].to(timesteps)
+    if bool(first == timesteps[0]):
+        return 0
+    places: list[int] = (timesteps == first).nonzero().flatten().tolist()
+    if len(places) != 1:
+        raise PolicyError(
+            f"the run begins with timestep {float(first):g}, which is {len(places)} times in "
+            "the scheduler's timesteps: no policy can follow it; detach it for this call"
+        )
+    return places[0]
+
+
+def prediction_of(scheduler: Scheduler) -> str:
+    """What the network's output means to a scheduler, such as ``"flow"`` or ``"epsilon"``."""
+    return "flow" if _is_flow(scheduler) else str(scheduler.config.get("prediction_type", "flow"))
+
+
+def _is_flow(scheduler: Any) -> bool:
+    """Whether its sigmas are shares of noise: of a latent ``(1 - sigma) data + sigma noise``."""
+    if scheduler.config.get("use_flow_sigmas"):
+        return True
+    if hasattr(scheduler, "alphas_cumprod"):
+        return False
+    own = getattr(scheduler, "sigmas", None)
+    return isinstance(own, Tensor) and float(own.max()) <= 1 + 1e-6
+
+
+def read_sigmas(scheduler: Scheduler) -> Tensor:
+    """Return the noise levels of a scheduler after ``set_timesteps``, strictly descending.
+
+    One measure for all schedulers, the share of noise ``s / (a + s)`` of a latent of ``a`` data and
+    ``s`` noise: 1 for pure noise, 0 for none. The sigmas of a flow are that share; ascending ones
+    (Mochi) are ``1 - sigmas``. Sigmas of schedulers that leave the data unscaled (Euler, DPM) are
+    ``s / a``. A scheduler that has only ``alphas_cumprod`` (DDIM) has ``a**2 = alphas_cumprod`` and
+    ``a**2 + s**2 = 1``.
 
     Returns:
         The sigmas, shape (T + 1,), float64, on the CPU.
@@ -273,6 +400,8 @@ def read_sigmas(scheduler: Scheduler) -> Tensor:
     own = getattr(scheduler, "sigmas", None)
     if isinstance(own, Tensor):
         sigmas = own.detach().to("cpu", torch.float64)
+        if not _is_flow(scheduler):
+            sigmas = sigmas / (1 + sigmas)
         sigmas = 1 - sigmas if bool(sigmas[0] < sigmas[-1]) else sigmas
     elif hasattr(scheduler, "alphas_cumprod"):
         alphas = _alphas_cumprod(scheduler)[scheduler.timesteps.to("cpu", torch.int64)]
@@ -290,16 +419,6 @@ def read_sigmas(scheduler: Scheduler) -> Tensor:
     return sigmas
 
 
-def sigma_distance(sigmas: Tensor, other: Tensor) -> float:
-    """Return the largest difference of two sigma schedules, relative to the first's range.
-
-    Example:
-        >>> sigma_distance(torch.tensor([2.0, 1.0, 0.0]), torch.tensor([2.0, 1.5, 0.0]))
-        0.25
-    """
-    return ((sigmas - other).abs().max() / (sigmas[0] - sigmas[-1])).item()
-
-
 def install_sigmas(scheduler: Any, sigmas: Tensor) -> None:
     """Replace the sigmas that ``set_timesteps`` just made, and the timesteps with them.
 
@@ -313,7 +432,8 @@ def install_sigmas(scheduler: Any, sigmas: Tensor) -> None:
             _interpolate(sigmas[:-1], levels, times).round().to(scheduler.timesteps)
         )
         return
-    ours = (1 - sigmas if bool(own[0] < own[-1]) else sigmas).to(own.device, own.dtype)
+    ours = sigmas if _is_flow(scheduler) else sigmas / (1 - sigmas)
+    ours = (1 - ours if bool(own[0] < own[-1]) else ours).to(own.device, own.dtype)
     scale = scheduler.config.get("num_train_timesteps", 1)
     if torch.equal(scheduler.timesteps, own[:-1] * scale):  # flows: the same rule, to the bit
         scheduler.timesteps = ours[:-1] * scale

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ertacache.core.plans import step_strip
+from ertacache.formats.fitted import FittedPlan
 
 __all__ = ["RunStats", "Stats", "summarize"]
 
@@ -68,13 +68,13 @@ class Stats:
     total: RunStats
 
 
-def summarize(stats: Stats, *, compute_steps: Sequence[int], num_steps: int) -> str:
-    """Schedule strip, steps, network evaluations saved, seconds and memory, in a few lines.
+def summarize(stats: Stats, *, plan: FittedPlan | None) -> str:
+    """The last plan, steps, network evaluations saved, seconds and memory, in a few lines.
 
     Example:
         >>> total = RunStats(15, 15, 30, 1.5, 2_000_000, 30)
-        >>> print(summarize(Stats(1, total, total), compute_steps=[0, 2], num_steps=4))
-        2 of 4 steps computed: █·█·
+        >>> print(summarize(Stats(1, total, total), plan=None))
+        last run: every step computed
         1 run: 15 steps computed, 15 reused
         network evaluations (NFE): 30 instead of 60, 2.00x fewer
         seconds in the network: 1.50, about 1.50 saved
@@ -85,8 +85,7 @@ def summarize(stats: Stats, *, compute_steps: Sequence[int], num_steps: int) -> 
     saved = total.denoiser_seconds / max(1, total.denoiser_calls) * total.reused_calls
     return "\n".join(
         [
-            f"{len(compute_steps)} of {num_steps} steps computed: "
-            + step_strip(compute_steps, num_steps),
+            _describe(stats, plan),
             f"{stats.runs} {'run' if stats.runs == 1 else 'runs'}: "
             f"{total.computed_steps} steps computed, {total.reused_steps} reused",
             f"network evaluations (NFE): {total.denoiser_calls} instead of {full}, "
@@ -95,3 +94,12 @@ def summarize(stats: Stats, *, compute_steps: Sequence[int], num_steps: int) -> 
             f"cache: {total.cached_bytes / 1e6:.1f} MB",
         ]
     )
+
+
+def _describe(stats: Stats, plan: FittedPlan | None) -> str:
+    if stats.runs == 0:
+        return "no run yet"
+    if plan is None:
+        return "last run: every step computed"
+    computed = f"{len(plan.compute_steps)} of {plan.num_steps} steps computed"
+    return f"last run: {computed}: {step_strip(plan.compute_steps, plan.num_steps)}"

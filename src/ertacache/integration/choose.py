@@ -1,0 +1,166 @@
+"""Which plan a run follows: one fitted for it, one solved when it starts, or none.
+
+Plans are kept by schedule and target, so that the second run on a schedule costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from time import perf_counter
+
+from torch import Tensor
+
+from ertacache.core.gram import Schedule
+from ertacache.core.plans import Target
+from ertacache.formats.fitted import FittedPlan
+from ertacache.formats.policy import Policy, PolicyError
+from ertacache.integration.private_api import Scheduler
+from ertacache.integration.schedulers import read_schedule
+from ertacache.integration.solve import PlanSolver
+
+__all__ = ["PlanChooser"]
+
+_LOG = logging.getLogger("ertacache")
+
+NO_GAIN = (
+    "no plan with {budget} of {steps} steps computed is predicted to be better than plain reuse "
+    "on this sigma schedule, so every step is computed: give a smaller speed-up, or calibrate at "
+    "these settings"
+)
+NO_PSNR = (
+    "no plan is predicted to reach {psnr:g} dB in this run of {steps} steps, so every step is "
+    "computed: give a smaller min_psnr"
+)
+
+
+class PlanChooser:
+    """The plans of one policy for the runs of one pipeline.
+
+    Attributes:
+        policy: the policy.
+        target: of the next run; the default is the policy's first plan.
+    """
+
+    def __init__(self, policy: Policy, target: Target) -> None:
+        """Begin with no plan chosen.
+
+        Raises:
+            PolicyError: if there is neither a target nor a plan, or a target and no profile.
+        """
+        if target == Target():
+            policy.default  # noqa: B018  it raises if there is none
+        self.policy, self.target = policy, target
+        self._solver: PlanSolver | None = None
+        self._schedules: dict[tuple[bytes, bytes, int], Schedule] = {}
+        self._chosen: dict[tuple[int, Target], FittedPlan | None] = {}
+
+    @property
+    def adjusts_sigmas(self) -> bool:
+        """Whether runs follow a plan of the paper's method, which may change their sigmas."""
+        return self.target == Target() and self.policy.default.method == "paper"
+
+    def choose(self, scheduler: Scheduler, *, begin: int = 0) -> FittedPlan | None:
+        """Return the plan of a run that starts now, None if every step is to be computed.
+
+        Args:
+            scheduler: after ``set_timesteps``.
+            begin: the step with which the run begins.
+
+        Raises:
+            PolicyError: if there is no plan for the run, and no profile to solve one from.
+        """
+        schedule = self.schedule(scheduler, begin)
+        key = id(schedule), self.target
+        if key not in self._chosen:
+            self._chosen[key] = self._choose(schedule)
+        return self._chosen[key]
+
+    def schedule(self, scheduler: Scheduler, begin: int) -> Schedule:
+        """The schedule of a run, read off the scheduler once."""
+        own = getattr(scheduler, "sigmas", None)
+        levels = own if isinstance(own, Tensor) else scheduler.timesteps
+        key = _bytes(levels), _bytes(scheduler.timesteps), begin
+        if key not in self._schedules:
+            self._schedules[key] = read_schedule(scheduler, begin=begin)
+        return self._schedules[key]
+
+    def _choose(self, schedule: Schedule) -> FittedPlan | None:
+        policy, steps = self.policy, schedule.num_steps
+        if self.target == Target():
+            first = policy.default
+            if first.fits(schedule):
+                return first
+            if first.method == "paper":
+                raise PolicyError(_other_schedule(first, steps, "is of the paper's method"))
+            share = math.ceil(steps * len(first.compute_steps) / first.num_steps - 1e-9)
+            return self._plan(schedule, max(2, share))
+        if self.target.min_psnr is not None:
+            return self._reach(schedule, self.target.min_psnr)
+        budget = self.target.budget(steps)
+        assert budget is not None
+        return self._plan(schedule, budget)
+
+    def _plan(self, schedule: Schedule, budget: int) -> FittedPlan | None:
+        """The plan with so many computed steps: a fitted one, or one that is solved now."""
+        fitted = self.policy.find_plan(schedule, budget)
+        if fitted is not None:
+            return fitted
+        steps, start = schedule.num_steps, perf_counter()
+        if budget >= steps:
+            return None  # nothing to reuse
+        solver = self.solver(steps)
+        solved = solver.solve(schedule, max(budget, solver.budgets(schedule)[0]))
+        if solved is None:
+            warnings.warn(NO_GAIN.format(budget=budget, steps=steps), stacklevel=2)
+            return None
+        error = solved.predicted_error
+        assert error is not None
+        _LOG.info(
+            "solved a plan for this sigma schedule: %d of %d steps computed, predicted PSNR to the "
+            "full run %.1f dB; took %.0f ms",
+            len(solved.compute_steps),
+            steps,
+            solver.psnr(error),
+            1e3 * (perf_counter() - start),
+        )
+        return solved
+
+    def _reach(self, schedule: Schedule, psnr: float) -> FittedPlan | None:
+        """The plan with the fewest computed steps that reaches a PSNR, measured or predicted."""
+        solver = self.solver(schedule.num_steps)
+        for computed, error in sorted(solver.curve(schedule).items()):
+            fitted = self.policy.find_plan(schedule, computed)
+            row = None if fitted is None else fitted.measured
+            reached = solver.psnr(error) if row is None else row.psnr
+            if reached >= psnr and computed < schedule.num_steps:
+                return self._plan(schedule, computed)
+        warnings.warn(NO_PSNR.format(psnr=psnr, steps=schedule.num_steps), stacklevel=2)
+        return None
+
+    def solver(self, steps: int) -> PlanSolver:
+        """What solves plans; raise if the policy has no profile."""
+        if self.policy.profile is None:
+            first = self.policy.default
+            raise PolicyError(_other_schedule(first, steps, "comes without a profile"))
+        if self._solver is None:
+            self._solver = PlanSolver(self.policy)
+        return self._solver
+
+
+def _other_schedule(plan: FittedPlan, steps: int, why: str) -> str:
+    if steps != plan.num_steps:
+        return (
+            f"the run has {steps} steps, but the plan is for {plan.num_steps} and {why}: pass "
+            f"num_inference_steps={plan.num_steps}, of which {len(plan.compute_steps)} are "
+            "computed, or calibrate at these settings"
+        )
+    return (
+        f"the run's sigma schedule is not the one of the plan, which {why}: leave shift, size, "
+        "sigmas= and scheduler as calibrated, or calibrate at these settings"
+    )
+
+
+def _bytes(values: Tensor) -> bytes:
+    return values.detach().cpu().numpy().tobytes()

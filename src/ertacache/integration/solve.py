@@ -1,0 +1,273 @@
+"""Plans for any run from the profile in a policy: another schedule, another speed-up.
+
+The profile is resampled to the schedule of the run, and one budget is solved on it. The search
+begins with the compute schedules of the profile's frontier at the same noise levels, so that one
+budget is as good as its point on a whole frontier. Evaluates no network and touches no pipeline.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from ertacache.core.frontier import (
+    PLAIN,
+    ROUNDS,
+    Frontier,
+    FrontierPoint,
+    KnownSchedule,
+    leave_out_errors,
+    map_schedule,
+    solve_frontier,
+    spread_schedule,
+)
+from ertacache.core.gram import Gram, Schedule, resample
+from ertacache.core.paper import reuse_distances, sweep_profile
+from ertacache.core.simulate import Fit, fit_plans
+from ertacache.formats.fitted import FittedPlan
+from ertacache.formats.policy import Policy, PolicyError
+from ertacache.formats.profile import Profile
+
+__all__ = [
+    "PlanSolver",
+    "error_of",
+    "guess_unit",
+    "measured_unit",
+    "predicted_psnr",
+    "profile_frontier",
+    "profile_of",
+]
+
+QUICK = 5
+"""Rounds of a search that begins with good schedules, so that a run starts in a moment."""
+
+NEIGHBOURS = 3  # schedules of the frontier that a search begins with, of each kind
+PIXEL_SPREAD = 0.25  # standard deviation of images with values from 0 to 1, roughly
+TINY = 1e-12  # an error below it is none
+
+
+class PlanSolver:
+    """Solves plans from the profile of one policy, and keeps what several of them need.
+
+    Args:
+        policy: a policy with a profile.
+
+    Raises:
+        PolicyError: if it has none.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        """Take the frontier of the policy; one that has none is searched when it is needed."""
+        self.policy, self.profile = policy, profile_of(policy)
+        self._known: Sequence[KnownSchedule] = policy.frontier
+        self._unit = policy.unit_psnr
+
+    @property
+    def known(self) -> Sequence[KnownSchedule]:
+        """The frontier on the profiled schedule."""
+        if not self._known:
+            found = profile_frontier(self.policy)
+            self._known = tuple(
+                KnownSchedule(point.plan.compute_steps, point.predicted_error)
+                for point in found.points
+            )
+        return self._known
+
+    def psnr(self, error: float) -> float:
+        """Predicted PSNR of a result whose latent has this error."""
+        unit = guess_unit(self.profile) if self._unit is None else self._unit
+        return predicted_psnr(error, unit)
+
+    def budgets(self, schedule: Schedule) -> range:
+        """Numbers of computed steps that a run can have."""
+        return range(max(2, 1 + len(self.pinned(schedule) - {0})), schedule.num_steps + 1)
+
+    def pinned(self, schedule: Schedule) -> set[int]:
+        """Steps of a run that must be computed, because another network may take over there.
+
+        The profile shows between which noise levels one does. Every step in between is computed,
+        and the first one after.
+        """
+        own, found = self.profile.schedule.sigmas, {0}
+        for expert in self.profile.expert_steps:
+            below = (schedule.sigmas[:-1] <= own[expert] + 1e-9).nonzero().flatten().tolist()
+            between = (schedule.sigmas[:-1] < own[expert - 1] - 1e-9) & (
+                schedule.sigmas[:-1] > own[expert] + 1e-9
+            )
+            found.update(below[:1], between.nonzero().flatten().tolist())
+        return found
+
+    def solve(self, schedule: Schedule, budget: int) -> FittedPlan | None:
+        """The plan of a run with so many computed steps; None if it is no better than plain reuse.
+
+        Where it is predicted to be no better with the measured ridge, stronger ones are tried.
+        """
+        gram = self._gram(schedule)
+        point = self._point(gram, schedule, budget)
+        if budget < schedule.num_steps:
+            limit = self._plain_error(gram, schedule, budget)
+            if not point.predicted_error < limit:
+                stronger = self._stronger(gram, schedule, point, limit)
+                if stronger is None:
+                    return None
+                point = stronger
+        return FittedPlan(
+            point.plan,
+            schedule.sigmas,
+            target=schedule.target,
+            predicted_error=point.predicted_error,
+        )
+
+    def curve(self, schedule: Schedule) -> dict[int, float]:
+        """Predicted error by the number of computed steps, never rising.
+
+        On the profiled schedule that of the frontier; elsewhere its compute schedules at the same
+        noise levels, not searched again.
+        """
+        if self.profile.schedule.same_run(schedule):
+            return {len(known.compute_steps): known.predicted_error for known in self.known}
+        budgets = self.budgets(schedule)
+        starts = [self._starts(schedule, n, count=1)[0] for n in budgets]
+        found = self._frontier(self._gram(schedule), schedule, budgets, starts, rounds=0)
+        return {point.computed: point.predicted_error for point in found.points}
+
+    def _gram(self, schedule: Schedule) -> Gram:
+        return resample(self.profile.statistics.gram, self.profile.schedule, schedule)
+
+    def _point(self, gram: Gram, schedule: Schedule, budget: int) -> FrontierPoint:
+        own = self.profile.schedule.same_run(schedule)
+        starts = [k.compute_steps for k in self.known if len(k.compute_steps) == budget]
+        rounds = 0 if own and starts else QUICK
+        if rounds:
+            starts = self._starts(schedule, budget, count=NEIGHBOURS)
+        point = self._frontier(gram, schedule, [budget], starts, rounds=rounds).points[0]
+        if own:
+            error = self.curve(schedule).get(budget, point.predicted_error)
+            point = replace(point, predicted_error=error)
+        return point
+
+    def _starts(self, schedule: Schedule, budget: int, *, count: int) -> list[tuple[int, ...]]:
+        """Schedules of the frontier with about as many steps, or as large a share of them.
+
+        Each is moved to the noise levels of the run and resized to the budget.
+        """
+        own, pinned = self.profile.schedule.sigmas, self.pinned(schedule)
+        inside = (own <= schedule.sigmas[0] + 1e-9).tolist()
+        sizes = {k: sum(inside[step] for step in k.compute_steps) for k in self.known}
+        share = budget / schedule.num_steps * sum(inside[:-1])
+        nearest: list[KnownSchedule] = []
+        for size in (budget, share):
+            distance = {k: abs(found - size) for k, found in sizes.items()}
+            nearest += sorted(distance, key=distance.__getitem__)[:count]
+        return [
+            map_schedule(k.compute_steps, own, schedule.sigmas, budget=budget, pinned=pinned)
+            for k in dict.fromkeys(nearest)
+        ]
+
+    def _frontier(
+        self,
+        gram: Gram,
+        schedule: Schedule,
+        budgets: Iterable[int],
+        starts: Sequence[tuple[int, ...]],
+        *,
+        rounds: int = ROUNDS,
+    ) -> Frontier:
+        return solve_frontier(
+            gram,
+            schedule.nominal,
+            budgets=budgets,
+            measured=self.policy.fits,
+            pinned=self.pinned(schedule),
+            starts=starts,
+            rounds=rounds,
+        )
+
+    def _plain_error(self, gram: Gram, schedule: Schedule, budget: int) -> float:
+        """Predicted error of plain reuse on the uniform schedule."""
+        steps = spread_schedule(schedule.num_steps, budget, self.pinned(schedule))
+        return _error(gram, schedule.nominal, steps, Fit(ridge=PLAIN))
+
+    def _stronger(
+        self, gram: Gram, schedule: Schedule, point: FrontierPoint, limit: float
+    ) -> FrontierPoint | None:
+        fit, steps = point.fit, point.plan.compute_steps
+        while fit.ridge < PLAIN:
+            fit = replace(fit, ridge=max(10 * fit.ridge, 1e-3))
+            error = _error(gram, schedule.nominal, steps, fit)
+            if error < limit:
+                (plan,) = fit_plans(gram, schedule.nominal, schedules=[steps], fit=fit)
+                return FrontierPoint(plan, fit, error)
+        return None
+
+
+def _error(gram: Gram, nominal: Tensor, steps: tuple[int, ...], fit: Fit) -> float:
+    return leave_out_errors(gram, nominal, schedules=[steps], fit=fit).item()
+
+
+def profile_of(policy: Policy) -> Profile:
+    """The profile of a policy; raise if it has none."""
+    if policy.profile is None:
+        raise PolicyError("the policy has no profile, so that nothing can be solved from it")
+    return policy.profile
+
+
+def profile_frontier(policy: Policy, *, budgets: Iterable[int] | None = None) -> Frontier:
+    """The frontier of a profile on its own schedule, with the fits measured for it.
+
+    The search starts from the paper's compute schedules as well.
+    """
+    profile = profile_of(policy)
+    lambdas = sweep_profile(*reuse_distances(profile.statistics, "residual"))
+    return solve_frontier(
+        profile.statistics.gram,
+        profile.schedule.nominal,
+        budgets=budgets,
+        measured=policy.fits,
+        pinned=profile.expert_steps,
+        starts=sorted(set(lambdas.values())),
+    )
+
+
+def predicted_psnr(error: float, unit: float) -> float:
+    """The PSNR of a result whose latent is ``error`` off; ``unit`` is that of an error of 1.
+
+    For small errors a decoder is a linear map, so that one number relates the two.
+
+    Example:
+        >>> predicted_psnr(0.01, unit=12.0)
+        52.0
+    """
+    return unit - 20 * math.log10(max(error, TINY))
+
+
+def error_of(psnr: float, unit: float) -> float:
+    """The latent error at which a PSNR is reached; undoes ``predicted_psnr``.
+
+    Example:
+        >>> round(error_of(52.0, unit=12.0), 6)
+        0.01
+    """
+    return float(10 ** ((unit - psnr) / 20))
+
+
+def measured_unit(psnr: float, error: float) -> float:
+    """The unit, from a measured PSNR and the error of the latent.
+
+    Example:
+        >>> measured_unit(52.0, 0.01)
+        12.0
+    """
+    return psnr + 20 * math.log10(max(error, TINY))
+
+
+def guess_unit(profile: Profile) -> float:
+    """The unit of an unknown decoder: an error is the same share of the spread in both spaces.
+
+    That is, an error of a tenth of the latents' spread is taken for a tenth of the pixels' spread,
+    a quarter of their range. Decoders of real models are some decibels off.
+    """
+    return 20 * math.log10(max(profile.statistics.final_spread, TINY) / PIXEL_SPREAD)
