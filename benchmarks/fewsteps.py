@@ -20,6 +20,7 @@ from rows import RESULTS, ModelParser, Row, replace_rows
 
 from ertacache.calibration.calibrate import calibrate
 from ertacache.calibration.validate import recommend
+from ertacache.formats.policy import PolicyError
 from ertacache.models import MODELS, load_pipeline, load_prompts
 
 STEPS = (4, 6, 8)
@@ -35,12 +36,13 @@ def evaluate(pipe: Any, name: str, steps: int, computed: int, options: argparse.
         batch_size=options.batch_size,
         **(MODELS[name].call_arguments | {"num_inference_steps": steps}),
     )
-    found = {row.method: row for row in policy.validation}
-    verdict = recommend(policy.validation)
+    plan = policy.default
+    found = {row.method: row for row in plan.validation}
+    verdict = recommend(plan.validation)
     return {
         "model": name,
         "steps": steps,
-        "compute_steps": len(policy.compute_steps),
+        "compute_steps": len(plan.compute_steps),
         "speedup": round(found["policy"].speedup, 2),
         "psnr_db": round(found["policy"].psnr, 2),
         "plain_db": round(found["plain reuse"].psnr, 2),
@@ -62,8 +64,12 @@ def main(arguments: list[str] | None = None) -> None:
         pipe, rows = load_pipeline(name), []
         for steps in STEPS:
             for computed in range(steps - 1, steps // 2 - 1, -1):
-                rows.append(evaluate(pipe, name, steps, computed, options))
-                print(rows[-1], flush=True)
+                try:
+                    rows.append(evaluate(pipe, name, steps, computed, options))
+                except PolicyError as error:  # not even plain reuse is predicted to help
+                    print(f"{name}: {error}", flush=True)
+                else:
+                    print(rows[-1], flush=True)
         replace_rows(options.results, name, rows)
 
 

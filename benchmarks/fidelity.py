@@ -4,7 +4,8 @@ What it measures: PSNR and SSIM of the decoded result to the full run of the sam
 with a bootstrap interval over prompts, and the speed-up, at half and a third of the steps computed.
 All methods take turns on every batch; times are medians. Methods:
 
-- ``trajectory``: ours, with and without the refit;
+- ``trajectory``: ours, with and without the refit; both with the fits that trials on the
+  calibration prompts found;
 - ``paper``: the paper's, solved from the profile alone;
 - ``network``: the paper's, calibrated on the network as it is printed: the policy search on
   accelerated runs, then phi, K and B measured in runs under that policy;
@@ -13,6 +14,11 @@ the paper's each with all three parts, without timestep adjustment, and the poli
 network also with one gain and bias per element in place of one per step); then plain reuse and
 fewer steps. Writes its rows into ``results/fidelity.json``, in place of older rows of the same
 models and methods. The last line of standard output is the JSON of the rows, compact.
+
+Ours without the refit predicts its error: the root mean square distance of the final latent to that
+of the full run. At 1.5 to 5 times fewer computed steps it is compared with the distance that is
+measured on the held-out prompts, typically (geometric mean), in ``predictions.json`` beside the
+other file.
 
     python benchmarks/fidelity.py                       # every bundled model
     python benchmarks/fidelity.py emoji-wan emoji-cogvideox
@@ -23,7 +29,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,19 +38,26 @@ import torch
 from rows import RESULTS, ModelParser, Row, mean_row, read_rows, replace_rows, show_progress
 from torch import Tensor
 
+from ertacache.calibration.lockstep import run_plan
 from ertacache.calibration.paper import PaperCalibration
 from ertacache.calibration.profile import profile_runs
-from ertacache.calibration.refit import refit_policy
+from ertacache.calibration.refit import refit_budget
 from ertacache.calibration.session import HELDOUT_SEED, Session, number_runs
-from ertacache.calibration.solve import make_policy, solve
+from ertacache.calibration.solve import solve
+from ertacache.calibration.trial import measure_fits, with_frontier
 from ertacache.calibration.validate import Variant, measure, variants_of
-from ertacache.core.plans import steps_for_speedup
+from ertacache.core.distance import typical_distance
+from ertacache.core.plans import TrajectoryPlan, steps_for_speedup
+from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
-from ertacache.formats.profile import Profile
+from ertacache.formats.profile import ProfiledPrompt
+from ertacache.integration.solve import PlanSolver, profile_of
 from ertacache.metrics import ssim
 from ertacache.models import MODELS, load_pipeline, load_prompts
 
 SPEEDUPS = (2.0, 3.0)
+PREDICTED = (1.5, 2.0, 3.0, 4.0, 5.0)
+NO_REFIT = "trajectory, no refit"
 GROUPS = ("trajectory", "paper", "network")
 NETWORK = "paper (network-calibrated)"
 PARTS: dict[str, dict[str, bool]] = {
@@ -57,42 +70,81 @@ NETWORK_PARTS: dict[str, dict[str, Any]] = PARTS | {
 }
 
 
-def make_policies(session: Session, known: Profile, groups: set[str]) -> dict[str, Policy]:
-    """Policies of every method at half and a third of the steps, from the same prompts."""
-    policies: dict[str, Policy] = {}
+def make_plans(session: Session, known: Policy, groups: set[str]) -> dict[str, FittedPlan]:
+    """Plans of every method at half and a third of the steps, from the same prompts."""
+    plans: dict[str, FittedPlan] = {}
     for speedup in SPEEDUPS:
-        found: Iterator[tuple[str, Policy]]
+        found: Iterator[tuple[str, FittedPlan]]
         if "trajectory" in groups:
-            found = trajectory_policies(session, known, speedup)
-            policies |= {f"{title} {speedup}": policy for title, policy in found}
+            found = trajectory_plans(session, known, speedup)
+            plans |= {f"{title} {speedup}": plan for title, plan in found}
         if "paper" in groups:
             for part, options in PARTS.items():
-                title = f"paper{part} {speedup}"
-                policies[title] = solve(known, method="paper", speedup=speedup, **options)
+                solved = solve(known, method="paper", speedup=speedup, **options)
+                plans[f"paper{part} {speedup}"] = solved.default
         if "network" in groups:
-            found = network_policies(session, known, speedup)
-            policies |= {f"{title} {speedup}": policy for title, policy in found}
-    return policies
+            found = network_plans(session, known, speedup)
+            plans |= {f"{title} {speedup}": plan for title, plan in found}
+    return plans
 
 
-def trajectory_policies(
-    session: Session, known: Profile, speedup: float
-) -> Iterator[tuple[str, Policy]]:
-    """Ours, before and after the refit."""
-    solved = solve(known, speedup=speedup)
-    yield "trajectory, no refit", solved
-    yield "trajectory", refit_policy(session, solved, known, known.prompts)
+def trajectory_plans(
+    session: Session, known: Policy, speedup: float
+) -> Iterator[tuple[str, FittedPlan]]:
+    """Ours, before and after the refit; none where none is predicted to help."""
+    profile = profile_of(known)
+    budget = steps_for_speedup(profile.num_steps, speedup)
+    solved = PlanSolver(known).solve(profile.schedule, budget)
+    if solved is None:
+        print(f"trajectory {speedup:g}x: no plan is predicted to be better than plain reuse")
+        return
+    yield NO_REFIT, solved
+    yield "trajectory", refit_budget(session, known, session.reference(profile.runs), budget)
 
 
-def network_policies(
-    session: Session, known: Profile, speedup: float
-) -> Iterator[tuple[str, Policy]]:
+def network_plans(
+    session: Session, known: Policy, speedup: float
+) -> Iterator[tuple[str, FittedPlan]]:
     """The paper's, calibrated on the network: one search, then the parts of the method."""
-    calibration = PaperCalibration(session, known, known.prompts)
-    found = calibration.search_budget(steps_for_speedup(known.num_steps, speedup))
+    profile = profile_of(known)
+    calibration = PaperCalibration(session, known, profile.runs)
+    found = calibration.search_budget(steps_for_speedup(profile.num_steps, speedup))
     print(f"search {speedup:g}x: {len(found.compute_steps)} computed, lambda {found.threshold:.3g}")
     for part, options in NETWORK_PARTS.items():
-        yield f"{NETWORK}{part}", make_policy(known, calibration.fit(found, **options))
+        plan = calibration.fit(found, **options)
+        yield f"{NETWORK}{part}", FittedPlan(plan, calibration.sigmas)
+
+
+def predictions(
+    session: Session, known: Policy, heldout: Sequence[ProfiledPrompt], name: str
+) -> list[Row]:
+    """Predicted and measured distance of ours without the refit, one row per speed-up."""
+    profile, solver = profile_of(known), PlanSolver(known)
+    reference, rows = session.reference(heldout), []
+    within = [speedup for speedup in PREDICTED if speedup <= profile.num_steps / 2]
+    for budget in dict.fromkeys(steps_for_speedup(profile.num_steps, s) for s in within):
+        solved = solver.solve(profile.schedule, budget)
+        if solved is None or not isinstance(solved.plan, TrajectoryPlan):
+            continue
+        found = run_plan(session, reference, solved.plan, fingerprint=known.fingerprint)
+        predicted, measured = solved.predicted_error or 0.0, typical_distance(found)
+        rows.append(
+            {
+                "model": name,
+                "steps": profile.num_steps,
+                "compute_steps": budget,
+                "predicted_rmse": _significant(predicted),
+                "measured_rmse": _significant(measured),
+                "ratio": _significant(measured / predicted),
+                "predicted_psnr_db": round(solver.psnr(predicted), 2),
+                "prompts": len(heldout),
+            }
+        )
+    return rows
+
+
+def _significant(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def make_row(
@@ -112,8 +164,8 @@ def make_row(
     }
 
 
-def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
-    """The rows of a model."""
+def measure_model(name: str, options: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    """The rows of a model, and those of its predictions."""
     session = Session(
         load_pipeline(name),
         MODELS[name].call_arguments,
@@ -121,13 +173,18 @@ def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
         stage=lambda stage: show_progress(f"{name}: {stage}"),
     )
     runs = number_runs(load_prompts(name, "calibration")[: options.calibration])
-    known = profile_runs(session, runs, keep=runs)
-    variants = _distinct(variants_of(make_policies(session, known, set(options.methods))))
+    heldout = number_runs(load_prompts(name, "heldout")[: options.heldout], HELDOUT_SEED)
+    known, predicted = profile_runs(session, runs, keep=runs), list[Row]()
+    if "trajectory" in options.methods:
+        known = with_frontier(measure_fits(session, known, runs))
+        predicted = predictions(session, known, heldout, name)
+    plans = make_plans(session, known, set(options.methods))
+    variants = _distinct(variants_of(known, plans))
     results: list[list[Tensor]] = [[] for _ in variants]
     measure(
         session,
         variants,
-        number_runs(load_prompts(name, "heldout")[: options.heldout], HELDOUT_SEED),
+        heldout,
         observe=lambda variant, _, result: results[variants.index(variant)].append(result),
     )
     shown = [torch.cat(batches) for batches in results]
@@ -135,7 +192,15 @@ def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
         make_row(name, variant, result, reference=shown[0], full=variants[0])
         for variant, result in zip(variants[1:], shown[1:], strict=True)
     ]
-    return rows
+    return [with_prediction(row, predicted) for row in rows], predicted
+
+
+def with_prediction(row: Row, predicted: Sequence[Row]) -> Row:
+    """A row of ours without the refit gets the distances that were predicted and measured."""
+    for known in predicted:
+        if (row["method"], row["compute_steps"]) == (NO_REFIT, known["compute_steps"]):
+            return row | {key: known[key] for key in ("predicted_rmse", "measured_rmse")}
+    return row
 
 
 def merge(old: list[Row], fresh: list[Row]) -> list[Row]:
@@ -163,7 +228,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse(arguments)
     rows: list[Row] = []
     for name in options.models:
-        fresh = measure_model(name, options)
+        fresh, predicted = measure_model(name, options)
+        if predicted:
+            replace_rows(options.results.with_name("predictions.json"), name, predicted)
         kept = [] if set(options.methods) == set(GROUPS) else read_rows(options.results)
         old = [row for row in kept if row["model"] == name]
         replace_rows(options.results, name, merge(old, fresh))

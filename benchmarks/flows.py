@@ -119,7 +119,8 @@ def our_plans(case: Case, reference: Trajectory, budget: int) -> dict[str, Traje
     """Trajectory rectification from the profile alone, and refitted in closed loop."""
     d = case.sigmas.diff()
     nominal = torch.stack([torch.ones_like(d), d], dim=1)
-    solved = solve_frontier(profile_run(reference), nominal, budgets=[budget]).point(budget).plan
+    gram = profile_run(reference).gram
+    solved = solve_frontier(gram, nominal, budgets=[budget]).point(budget).plan
     refit = RefitStepper(
         reference.latents, compute_steps=solved.compute_steps, nominal=nominal, fit=Fit()
     )

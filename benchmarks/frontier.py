@@ -9,6 +9,7 @@ size. The profile is a Gram matrix whatever the latent, so the time must not gro
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import time
@@ -19,24 +20,27 @@ import torch
 import ertacache
 from ertacache.core.flows import GaussianRing, shifted_sigmas
 from ertacache.core.frontier import solve_frontier
-from ertacache.core.gram import RunStatistics, profile_run
+from ertacache.core.gram import Gram, profile_run
 from ertacache.core.sampler import run_reference
 
 ROOT = Path(__file__).parent.parent
 STEPS, PROMPTS, REPEATS = 50, 32, 5
 
 
-def profile(points: int) -> tuple[RunStatistics, torch.Tensor]:
+def profile(points: int) -> tuple[Gram, torch.Tensor]:
     """Profile 32 prompts whose latents have ``2 points`` elements."""
     flow, sigmas = GaussianRing(2.0, 0.3), shifted_sigmas(STEPS)
     noise = flow.noise(PROMPTS * points, seed=0).view(PROMPTS, points, 2)
     run = run_reference(flow.velocity, noise, sigmas=sigmas)
     d = sigmas.diff()
-    return profile_run(run), torch.stack([torch.ones_like(d), d], dim=1)
+    return profile_run(run).gram, torch.stack([torch.ones_like(d), d], dim=1)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--results", type=Path, default=ROOT / "results" / "frontier.json")
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     sizes = (32, 512, 4096)
     profiles = {points: profile(points) for points in sizes}
@@ -57,7 +61,7 @@ def main() -> None:
         for points in sizes
     ]
     for row in rows:
-        print("frontier of 50 steps, 32 prompts, 49 budgets:", row)
+        print(f"frontier of {STEPS} steps, {PROMPTS} prompts, {STEPS - 1} budgets:", row)
     record = {
         "command": "python benchmarks/frontier.py",
         "versions": {"ertacache": ertacache.__version__, "torch": torch.__version__},
@@ -67,8 +71,7 @@ def main() -> None:
         "threads": 1,
         "rows": rows,
     }
-    (ROOT / "results").mkdir(exist_ok=True)
-    (ROOT / "results" / "frontier.json").write_text(json.dumps(record, indent=1) + "\n")
+    options.results.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, separators=(",", ":")))
 
 

@@ -5,8 +5,9 @@ full run and for policies of both methods at half and a third of the steps compu
 from the end of one step to the end of the next, on computed steps of the full run and on reused
 steps, where the network does not run and only the pipeline's loop and ertacache remain. Text
 encoding and decoding are left out. All variants take turns in every round, after one round that is
-not counted; times are medians, and the speed-up is the median over the rounds of the full run's
-time over the variant's. Prompts and coefficients do not matter here, so one prompt is profiled.
+not counted, in which a policy chooses its plan; times are medians, and the speed-up is the median
+over the rounds of the full run's time over the variant's. Prompts and coefficients do not matter
+here, so one prompt is profiled.
 Writes its rows into ``results/overhead.json``, in place of older rows of the same model. The last
 line of standard output is the JSON of the rows, compact.
 
@@ -31,8 +32,10 @@ from rows import replace_rows
 from ertacache.calibration.profile import profile
 from ertacache.calibration.session import synchronized_time
 from ertacache.calibration.solve import solve
-from ertacache.formats.policy import Policy
-from ertacache.integration.attach import attach
+from ertacache.calibration.trial import with_frontier
+from ertacache.core.plans import Target
+from ertacache.integration.attach import Handle
+from ertacache.integration.choose import PlanChooser
 from ertacache.integration.identity import find_denoisers
 from ertacache.models import MODELS, load_pipeline, load_prompts
 
@@ -45,7 +48,7 @@ class Variant:
     """One sampling variant, and its times in seconds, one list entry per counted run or step."""
 
     method: str
-    policy: Policy | None
+    chooser: PlanChooser | None = None  # of the policy; None for the full run
     loops: list[float] = field(default_factory=list)
     computed: list[float] = field(default_factory=list)
     reused: list[float] = field(default_factory=list)
@@ -53,7 +56,7 @@ class Variant:
     def note(self, times: list[float]) -> None:
         """Take the readings of one run: the first call of the network, then the end of steps."""
         self.loops.append(times[-1] - times[0])
-        reused = set() if self.policy is None else {*self.policy.reuse_steps}
+        reused = set() if self.chooser is None else {*self.chooser.policy.default.reuse_steps}
         for k, (begin, end) in enumerate(pairwise(times)):
             (self.reused if k in reused else self.computed).append(end - begin)
 
@@ -89,11 +92,12 @@ def reading(pipe: Any) -> Iterator[list[float]]:
 
 def make_variants(pipe: Any, name: str, call: dict[str, Any]) -> list[Variant]:
     """The full run, and both methods at half and a third of the steps."""
-    known = profile(pipe, load_prompts(name, "calibration")[:1], **call)
-    variants = [Variant("full", None)]
+    known = with_frontier(profile(pipe, load_prompts(name, "calibration")[:1], **call))
+    variants = [Variant("full")]
     for speedup in (2.0, 3.0):
-        variants.append(Variant("trajectory", solve(known, speedup=speedup)))
-        variants.append(Variant("paper", solve(known, method="paper", speedup=speedup)))
+        for method in ("trajectory", "paper"):
+            policy = solve(known, method=method, speedup=speedup)
+            variants.append(Variant(method, PlanChooser(policy, Target())))
     return variants
 
 
@@ -104,9 +108,9 @@ def measure(
     for number, prompt in enumerate(prompts):
         for variant in variants:
             generator = torch.Generator().manual_seed(number)
-            attached: Any = (
-                nullcontext() if variant.policy is None else attach(pipe, variant.policy)
-            )
+            attached: Any = nullcontext()
+            if variant.chooser is not None:
+                attached = Handle(pipe, variant.chooser.policy, chooser=variant.chooser)
             with attached, reading(pipe) as times:
                 pipe(prompt=prompt, generator=generator, output_type="latent", **call)
             if number:
@@ -116,8 +120,9 @@ def measure(
 
 def make_row(name: str, variant: Variant, full: Variant) -> dict[str, Any]:
     """One row of the results file."""
-    assert variant.policy is not None
-    steps, computed = variant.policy.num_steps, len(variant.policy.compute_steps)
+    assert variant.chooser is not None
+    plan = variant.chooser.policy.default
+    steps, computed = plan.num_steps, len(plan.compute_steps)
     step, reused = median(full.computed), median(variant.reused)
     # Round by round: what slows the machine down for a while slows both.
     speedup = median(a / b for a, b in zip(full.loops, variant.loops, strict=True))
@@ -140,13 +145,13 @@ def make_row(name: str, variant: Variant, full: Variant) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Measure one model and write its rows."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", choices=sorted(MODELS))
     parser.add_argument("--runs", type=int, default=30, help="counted runs of every variant")
     parser.add_argument("--output", type=Path, default=RESULTS, help="the results file")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     name: str = given.model
     pipe, call = load_pipeline(name), MODELS[name].call_arguments
     variants = make_variants(pipe, name, call)

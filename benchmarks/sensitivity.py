@@ -4,9 +4,9 @@ The counterpart of the paper's figure on the number of prompts. The calibration 
 are profiled once; policies at half and a third of the steps are then solved from 1, 2, 4 ... 64 of
 them, for each number from several choices of prompts that share none (as far as there are enough):
 
-- ``trajectory, no refit``: ours from the profile alone;
-- ``trajectory``: ours after the closed-loop refit, from 2 to 32 prompts. It runs the network, so
-  only the first choice of each number is refitted (``--refits``);
+- ``trajectory, no refit``: ours from the profile alone, without trials;
+- ``trajectory``: ours with trials and after the closed-loop refit, from 2 to 32 prompts. It runs
+  the network, so only the first choice of each number is refitted (``--refits``);
 - ``paper``: the paper's with all three parts, from the profile alone.
 
 What it measures: PSNR of the decoded result to the full run on held-out prompts. A row holds the
@@ -36,12 +36,15 @@ from rows import RESULTS, ROOT, ModelParser, Row, mean_row, read_rows, replace_r
 from torch import Tensor
 
 from ertacache.calibration.profile import profile_runs
-from ertacache.calibration.refit import REFIT_PROMPTS, refit_policy
+from ertacache.calibration.refit import REFIT_PROMPTS, refit_budget
 from ertacache.calibration.session import HELDOUT_SEED, Session, number_runs
 from ertacache.calibration.solve import solve
+from ertacache.calibration.trial import measure_fits, with_frontier
 from ertacache.core.plans import steps_for_speedup
-from ertacache.formats.policy import Policy
-from ertacache.formats.profile import Profile, ProfiledPrompt
+from ertacache.formats.fitted import FittedPlan
+from ertacache.formats.policy import Policy, PolicyError
+from ertacache.formats.profile import ProfiledPrompt
+from ertacache.integration.solve import profile_of
 from ertacache.metrics import IDENTICAL, psnr
 from ertacache.models import MODELS, load_pipeline, load_prompts
 
@@ -61,10 +64,10 @@ def choose(total: int, number: int, choices: int, *, seed: int = 0) -> list[list
     return [sorted(order[place : place + number]) for place in places]
 
 
-def select(known: Profile, chosen: Sequence[int]) -> Profile:
-    """The profile of some of the prompts."""
-    runs = tuple(known.prompts[k] for k in chosen)
-    return replace(known, statistics=known.statistics.select(chosen), prompts=runs)
+def select(known: Policy, chosen: Sequence[int]) -> Policy:
+    """The policy with the profile of some of the prompts."""
+    profile = profile_of(known)
+    return replace(known, profile=profile.select([profile.runs[k] for k in chosen]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,30 +93,35 @@ class Evaluation:
         return values
 
 
-def policies(
-    session: Session, known: Profile, speedup: float, *, refit: bool
-) -> Iterator[tuple[str, Policy]]:
-    """Every method's policy from some of the calibration prompts."""
-    yield "paper", solve(known, method="paper", speedup=speedup)
-    solved = solve(known, speedup=speedup)
-    yield "trajectory, no refit", solved
-    if refit and 1 < known.num_prompts <= REFIT_PROMPTS:
-        yield "trajectory", refit_policy(session, solved, known, known.prompts)
+def plans(session: Session, known: Policy, *, refit: bool) -> Iterator[tuple[str, int, FittedPlan]]:
+    """Every method's plan of every budget, from some of the calibration prompts."""
+    profile, bare = profile_of(known), with_frontier(known)
+    budgets = [steps_for_speedup(profile.num_steps, speedup) for speedup in SPEEDUPS]
+    for budget in budgets:
+        yield "paper", budget, solve(known, method="paper", compute_steps=budget).default
+        try:
+            yield "trajectory, no refit", budget, solve(bare, compute_steps=budget).default
+        except PolicyError as error:
+            print(error)
+    if refit and 1 < profile.num_runs <= REFIT_PROMPTS:
+        tried = with_frontier(measure_fits(session, known, profile.runs))
+        for budget in budgets:
+            reference = session.reference(profile.runs)
+            yield "trajectory", budget, refit_budget(session, tried, reference, budget)
 
 
 def measure_number(
-    evaluation: Evaluation, known: Profile, number: int, options: argparse.Namespace
+    evaluation: Evaluation, known: Policy, number: int, options: argparse.Namespace
 ) -> list[Row]:
     """One row per method and budget: all choices of a number of prompts."""
     found: dict[tuple[str, int], list[list[float]]] = {}
     computed: dict[tuple[str, int], list[int]] = {}
-    for place, chosen in enumerate(choose(known.num_prompts, number, options.choices)):
+    for place, chosen in enumerate(choose(profile_of(known).num_runs, number, options.choices)):
         part, refit = select(known, chosen), place < options.refits
-        for speedup in SPEEDUPS:
-            budget = steps_for_speedup(known.num_steps, speedup)
-            for title, policy in policies(evaluation.session, part, speedup, refit=refit):
-                found.setdefault((title, budget), []).append(evaluation.decibels(policy))
-                computed.setdefault((title, budget), []).append(len(policy.compute_steps))
+        for title, budget, plan in plans(evaluation.session, part, refit=refit):
+            policy = Policy(known.fingerprint, plans=(plan,))
+            found.setdefault((title, budget), []).append(evaluation.decibels(policy))
+            computed.setdefault((title, budget), []).append(len(plan.compute_steps))
     return [make_row(number, key, values, computed[key]) for key, values in found.items()]
 
 
@@ -152,7 +160,7 @@ def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
     runs = number_runs(prompts)
     known = profile_runs(session, runs, keep=runs)
     evaluation = Evaluation.make(session, load_prompts(name, "heldout")[: options.heldout])
-    steps, fewer = known.num_steps, []
+    steps, fewer = profile_of(known).num_steps, []
     for budget in (steps_for_speedup(steps, speedup) for speedup in SPEEDUPS):
         values = evaluation.decibels(num_inference_steps=budget)
         fewer.append(make_row(0, ("fewer steps", budget), [values], [budget]))

@@ -9,6 +9,7 @@ date.
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Callable
 from itertools import groupby
@@ -23,11 +24,14 @@ from figuretables import (
     sensitivity_table,
 )
 from rows import RESULTS, ROOT, Row, read_rows
+from scheduletables import predictions_table, schedules_table
 
 PAGES = {
     "overview": "README.md",
     "summary": "README.md",
     "fidelity": "docs/fidelity.md",
+    "predictions": "docs/fidelity.md",
+    "schedules": "docs/transfer.md",
     "transfer": "docs/transfer.md",
     "fewsteps": "docs/transfer.md",
     "bench": "docs/benchmark.md",
@@ -97,29 +101,32 @@ def transfer_table(rows: list[Row]) -> str:
     for model, group in groupby(rows, key=lambda row: str(row["model"])):
         found = list(group)
         home = next(row for row in found if row["calibrated"])
+        listed = any("list_db" in row for row in found)
         lines = [
             f"### {model}",
             "",
             f"Calibrated at {place(home)}; {home['compute_steps']} of {home['steps']} steps "
             f"computed, {home['prompts']} held-out prompts. {ahead(found)}",
             "",
-            "| varied | guidance | size | batch | policy, dB (95 %) | fewer steps, dB | ahead |",
-            "|---|--:|--:|--:|--:|--:|---|",
-            *map(transfer_line, found),
+            "| varied | guidance | size | batch | policy, dB (95 %) |"
+            f"{' calibrated over a list, dB |' if listed else ''} fewer steps, dB | ahead |",
+            f"|---|--:|--:|--:|--:|{'--:|' if listed else ''}--:|---|",
+            *(transfer_line(row, listed=listed) for row in found),
         ]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) or "Not measured yet."
 
 
-def transfer_line(row: Row) -> str:
-    """One line of the table."""
+def transfer_line(row: Row, *, listed: bool) -> str:
+    """One line of the table, with the policy of a list of guidance values if there is one."""
     guidance = "none" if row["guidance"] is None else f"{row['guidance']:g}"
     where = f"| {row['varied']} | {guidance} | {row['height']} x {row['width']} | "
     where += f"{row['batch_size']} | "
+    more = (f" {spread(row, 'list')} |" if "list_db" in row else " |") if listed else ""
     if "refused" in row:
-        return f"{where}refused | | no |"
+        return f"{where}refused |{more} | no |"
     verdict = "yes" if row["beats_fewer_steps"] else "no"
-    return f"{where}{spread(row)} | {spread(row, 'fewer')} | {verdict} |"
+    return f"{where}{spread(row)} |{more} {spread(row, 'fewer')} | {verdict} |"
 
 
 def ahead(rows: list[Row]) -> str:
@@ -183,6 +190,8 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "overview": overview_table,
     "summary": summary_table,
     "fidelity": fidelity_table,
+    "predictions": predictions_table,
+    "schedules": schedules_table,
     "transfer": transfer_table,
     "fewsteps": fewsteps_table,
     "bench": bench_table,
@@ -211,8 +220,9 @@ def fill(name: str, page: str, rows: Any) -> str:
     return pattern.sub(lambda _: table, page)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Rewrite all pages."""
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args(arguments)
     for name, page in PAGES.items():
         path = ROOT / page
         path.write_text(fill(name, path.read_text(), rows_of(name)))

@@ -6,6 +6,9 @@ and fewer steps are each compared with the full run at the same setting: PSNR of
 result, with a bootstrap interval over prompts. Guidance 1 is a run without guidance. A setting that
 the policy refuses is a row with its error.
 
+At every guidance a second policy stands beside it (``list_db``), whose calibration prompts are as
+many and spread over a list of guidance values.
+
 Writes its rows into ``results/transfer.json``, in place of older rows of the same models. The last
 line of standard output is the JSON of the rows, compact.
 
@@ -26,15 +29,18 @@ from typing import Any
 from rows import RESULTS, ModelParser, Row, mean_row, replace_rows, show_progress
 
 from ertacache.calibration.profile import profile_runs
-from ertacache.calibration.refit import refit_policy
+from ertacache.calibration.refit import refit_budget
 from ertacache.calibration.session import HELDOUT_SEED, Session, number_runs
-from ertacache.calibration.solve import solve
+from ertacache.calibration.trial import measure_fits, with_frontier
 from ertacache.calibration.validate import Variant, measure
+from ertacache.core.plans import steps_for_speedup
 from ertacache.formats.policy import Policy, PolicyError
+from ertacache.integration.solve import profile_of
 from ertacache.models import MODELS, load_pipeline, load_prompts
 
 SPEEDUP = 2.0
 GUIDANCE = (1.0, 2.0, 3.0, 5.0, 7.0)
+LISTED = (2.0, 5.0, 7.0)  # with the model's own, they span all but the runs without guidance
 BATCHES = (1, 4)
 GRID = 16  # sizes are multiples of it
 
@@ -83,49 +89,71 @@ def call_of(model: Any, setting: Setting) -> dict[str, Any]:
     return dict(call)
 
 
-def make_policy(pipe: Any, name: str, count: int) -> Policy:
-    """The policy at the model's own setting, one prompt at a time."""
+def guidance_list(model: Any) -> list[float]:
+    """The guidance values of the second policy, the model's own first."""
+    return [model.guidance, *(value for value in LISTED if value != model.guidance)]
+
+
+def make_policy(pipe: Any, name: str, count: int, guidance: list[float] | None = None) -> Policy:
+    """The policy at the model's own setting, or over a list of guidance; one prompt at a time."""
+    model, listed = MODELS[name], "" if guidance is None else " (list)"
+    varied = {} if guidance is None else {model.guidance_argument: guidance}
     session = Session(
-        pipe, MODELS[name].call_arguments, stage=lambda stage: show_progress(f"{name}: {stage}")
+        pipe,
+        model.call_arguments | varied,
+        stage=lambda stage: show_progress(f"{name}: {stage}{listed}"),
     )
-    runs = number_runs(load_prompts(name, "calibration")[:count])
+    runs = session.number_runs(load_prompts(name, "calibration")[:count])
     known = profile_runs(session, runs, keep=runs)
-    return refit_policy(session, solve(known, speedup=SPEEDUP), known, runs)
+    known = with_frontier(measure_fits(session, known, runs))
+    budget = steps_for_speedup(profile_of(known).num_steps, SPEEDUP)
+    return known.with_plan(refit_budget(session, known, session.reference(runs), budget))
 
 
-def evaluate(pipe: Any, policy: Policy, model: Any, setting: Setting, prompts: list[str]) -> Row:
-    """The policy and fewer steps at a setting; an error where the policy refuses."""
-    steps, computed = policy.num_steps, len(policy.compute_steps)
-    variants = [
-        Variant("full", steps, None, steps),
-        Variant("policy", computed, policy, steps),
-        Variant("fewer steps", computed, None, computed),
-    ]
+def evaluate(
+    pipe: Any, policies: dict[str, Policy], model: Any, setting: Setting, prompts: list[str]
+) -> Row:
+    """The policies and fewer steps at a setting; an error where a policy refuses."""
+    plan = policies["psnr"].default
+    steps, computed = plan.num_steps, len(plan.compute_steps)
+    variants = {"full": Variant("full", steps, None, steps)}
+    for name, policy in policies.items():
+        variants[name] = Variant(name, computed, policy, steps)
+    variants["fewer"] = Variant("fewer steps", computed, None, computed)
     session = Session(pipe, call_of(model, setting), batch_size=setting.batch_size)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # another setting is intended here
-            measure(session, variants, number_runs(prompts, HELDOUT_SEED))
-    except PolicyError as error:
+            warnings.filterwarnings("error", message="no plan")  # every step would be computed
+            measure(session, [*variants.values()], number_runs(prompts, HELDOUT_SEED))
+    except (PolicyError, UserWarning) as error:
         # The error names the folder that the model was loaded from, which is another one elsewhere.
         reason = str(error).replace(str(model.folder), model.name)
         return {"refused": reason, "beats_fewer_steps": False}
-    ours, fewer = mean_row(variants[1].decibels), mean_row(variants[2].decibels, "fewer")
-    return {**ours, **fewer, "beats_fewer_steps": ours["psnr_db"] > fewer["fewer_db"]}
+    row: Row = {}
+    for name, variant in variants.items():
+        row |= {} if name == "full" else mean_row(variant.decibels, name)
+    return row | {"beats_fewer_steps": row["psnr_db"] > row["fewer_db"]}
 
 
 def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
     """All rows of a model; a setting in several lists is measured once."""
     pipe, model = load_pipeline(name), MODELS[name]
-    policy = make_policy(pipe, name, options.calibration)
+    policies = {"psnr": make_policy(pipe, name, options.calibration)}
+    if model.guidance is not None:
+        listed = guidance_list(model)
+        policies["list"] = make_policy(pipe, name, options.calibration, listed)
     prompts = load_prompts(name, "heldout")[: options.heldout]
     known: dict[Setting, Row] = {}
-    rows = []
+    rows, plan = [], policies["psnr"].default
     for setting in settings_of(model, options.size):
         plain = replace(setting, varied="")
+        # Elsewhere the guidance is that of the model, and the first policy is the one for it.
+        compared = policies if setting.varied == "guidance" else {"psnr": policies["psnr"]}
         if plain not in known:
-            known[plain] = evaluate(pipe, policy, model, setting, prompts)
+            known[plain] = evaluate(pipe, compared, model, setting, prompts)
         height, width = setting.size
+        found = known[plain].items()
         row = {
             "model": name,
             "varied": setting.varied,
@@ -134,13 +162,14 @@ def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
             "height": height,
             "width": width,
             "batch_size": setting.batch_size,
-            "steps": policy.num_steps,
-            "compute_steps": len(policy.compute_steps),
-            **known[plain],
+            "steps": plan.num_steps,
+            "compute_steps": len(plan.compute_steps),
+            **{key: v for key, v in found if "list" in compared or not key.startswith("list_")},
             "prompts": len(prompts),
         }
         rows.append(row)
-        print({key: row.get(key) for key in ("varied", "guidance", "psnr_db", "fewer_db")})
+        shown = ("varied", "guidance", "psnr_db", "list_db", "fewer_db")
+        print({key: row.get(key) for key in shown})
     return rows
 
 

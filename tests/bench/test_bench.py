@@ -13,6 +13,7 @@ from ertacache.bench.bench import Bench
 from ertacache.bench.contestants import method_names
 from ertacache.bench.workload import Workload
 from ertacache.calibration.session import Session, number_runs
+from ertacache.formats.policy import Policy
 from ertacache.metrics import distribution
 from tests.integration.tiny import CASES
 
@@ -57,6 +58,17 @@ def test_every_method_has_a_row_and_the_full_run_is_one_of_them(results: Path) -
     assert written["command"] == "ertacache bench tiny"
 
 
+def test_policies_are_kept_without_the_profile(results: Path) -> None:
+    found = {path.name: Policy.load(path) for path in results.with_suffix(".policies").iterdir()}
+    assert set(found) == {"trajectory-2x.safetensors", "paper-2x.safetensors"}
+    for policy in found.values():
+        assert policy.profile is None
+        assert len(policy.plans) == 1
+    ours = found["trajectory-2x.safetensors"].default
+    assert (ours.method, len(ours.compute_steps)) == ("trajectory", STEPS // 2)
+    assert ours.measured_error is not None  # refitted, or found to be better as it was
+
+
 def test_a_second_run_measures_nothing_again(
     work: Workload, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,8 +108,9 @@ def without_times(row: dict[str, Any]) -> dict[str, Any]:
 def test_bad_arguments_are_refused_before_any_work(work: Workload, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such method: Magic; there are: trajectory"):
         Bench(work, tmp_path / "x.json", methods=("Magic",))
-    with pytest.raises(ValueError, match="greater than 1"):
-        Bench(work, tmp_path / "x.json", budgets=(1.0,))
+    for budget in (1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="a finite number greater than 1"):
+            Bench(work, tmp_path / "x.json", budgets=(2.0, budget))
     with pytest.raises(ValueError, match="two images"):
         Bench(work, tmp_path / "x.json", reference=tmp_path)
     assert not list(tmp_path.iterdir())

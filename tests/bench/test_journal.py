@@ -73,7 +73,7 @@ def test_policies_are_saved_beside_the_journal(tmp_path: Path) -> None:
     journal.add_policy("paper, no timesteps", 1.5, policy)
     again = Journal(path, SETTINGS).policy("paper, no timesteps", 1.5)
     assert again is not None
-    assert again.compute_steps == policy.compute_steps
+    assert again.default.compute_steps == policy.default.compute_steps
     (tmp_path / "bench.policies" / "paper-no-timesteps-1.5x.safetensors").unlink()
     assert Journal(path, SETTINGS).policy("paper, no timesteps", 1.5) is None
 

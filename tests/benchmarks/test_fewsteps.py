@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ertacache.formats.policy import ValidationRow
+from ertacache.formats.policy import PolicyError, ValidationRow
 
 Load = Callable[[str], Any]
 ROW = {
@@ -56,11 +56,30 @@ def test_a_recommended_policy_has_no_verdict(
     names = ("policy", "plain reuse", "fewer steps")
     levels = {"policy": 30.04, "plain reuse": 20.0, "fewer steps": 25.0}
     measured = [ValidationRow(name, 3, levels[name], speedup=1.306, prompts=2) for name in names]
-    policy = SimpleNamespace(validation=measured, compute_steps=(0, 1, 3))
+    plan = SimpleNamespace(validation=measured, compute_steps=(0, 1, 3))
+    policy = SimpleNamespace(default=plan)
     monkeypatch.setattr(fewsteps, "calibrate", lambda *_, **__: policy)
     monkeypatch.setattr(fewsteps, "STEPS", (4,))
     fewsteps.main(["flux", "--results", str(path)])
     assert json.loads(path.read_text())[0] == ROW
+
+
+def test_a_number_of_steps_without_a_plan_is_left_out(
+    benchmark: Load,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fewsteps, path = benchmark("fewsteps"), tmp_path / "fewsteps.json"
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PolicyError("no plan with 3 of 4 computed steps")
+
+    monkeypatch.setattr(fewsteps, "calibrate", refuse)
+    monkeypatch.setattr(fewsteps, "STEPS", (4,))
+    fewsteps.main(["flux", "--results", str(path)])
+    assert json.loads(path.read_text()) == []
+    assert "flux: no plan with 3 of 4 computed steps" in capsys.readouterr().out
 
 
 def test_the_table_has_figures_and_verdict(benchmark: Load) -> None:

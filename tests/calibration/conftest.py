@@ -14,7 +14,7 @@ import pytest
 
 from ertacache.calibration.profile import profile_runs
 from ertacache.calibration.session import Session, number_runs
-from ertacache.formats.profile import Profile
+from ertacache.formats.policy import Policy
 from ertacache.models import MODELS, load_pipeline, load_prompts
 from tests.integration.tiny import CASES
 from tests.integration.tiny import STEPS as TINY_STEPS
@@ -49,7 +49,8 @@ def session(pipe: Any) -> Session:
 
 
 @pytest.fixture(scope="session")
-def known(session: Session) -> Profile:
+def known(session: Session) -> Policy:
+    """Its profile, in a policy without plans."""
     return profile_runs(session, RUNS, keep=RUNS)
 
 
@@ -59,7 +60,7 @@ def tiny() -> Any:
 
 
 @pytest.fixture(scope="session")
-def tiny_profile(tiny: Any) -> Profile:
+def tiny_known(tiny: Any) -> Policy:
     return profile_runs(Session(tiny, tiny_call(), batch_size=5), TINY_RUNS)
 
 

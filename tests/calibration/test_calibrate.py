@@ -1,31 +1,43 @@
-"""Calibration from end to end, and up to three budgets for a target PSNR."""
+"""Calibration from end to end, its targets, and up to three budgets for a target PSNR."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ertacache.calibration.calibrate import TRIES, calibrate
+from ertacache.calibration.calibrate import SPEEDUPS, TRIES, Targets, calibrate
 from ertacache.calibration.session import Session
-from ertacache.calibration.solve import choose_point, predicted_psnr, solve_profile
-from ertacache.calibration.validate import Variant, missed_target
-from ertacache.formats.policy import Policy, ValidationRow
-from ertacache.formats.profile import Profile
+from ertacache.calibration.trial import with_frontier
+from ertacache.calibration.validate import missed_target
+from ertacache.core.plans import Target
+from ertacache.formats.fitted import FittedPlan, ValidationRow
+from ertacache.formats.policy import Policy
+from ertacache.integration.attach import attach
+from ertacache.integration.solve import PlanSolver, predicted_psnr, profile_of
 from tests.calibration.conftest import (
     CALL,
     HELDOUT,
     PROMPTS,
     STEPS,
+    TINY_HELDOUT,
     TINY_PROMPTS,
     TINY_STEPS,
+    counting_rows,
     tiny_call,
 )
+from tests.integration.tiny import CASES, generate
 
 UNIT = 20.0
+SHORT = tiny_call() | {"num_inference_steps": 4}
+
+
+def computed(policy: Policy) -> list[int]:
+    return [len(plan.compute_steps) for plan in policy.plans]
 
 
 def test_from_end_to_end(pipe: Any, tmp_path: Path, clock: Callable[[], None]) -> None:
@@ -41,7 +53,6 @@ def test_from_end_to_end(pipe: Any, tmp_path: Path, clock: Callable[[], None]) -
         pipe,
         PROMPTS,
         heldout=HELDOUT,
-        speedup=2.0,
         batch_size=4,
         refit_prompts=2,
         stage=stage,
@@ -51,53 +62,166 @@ def test_from_end_to_end(pipe: Any, tmp_path: Path, clock: Callable[[], None]) -
     hook.remove()
     after = pipe(HELDOUT[0], generator=noise.manual_seed(3), output_type="pt", **CALL)[0]
     assert torch.equal(before, after)  # nothing of ours is left on the pipeline
-    assert stages == ["profile", "solve", "refit", "validate"]
-    ours, plain, fewer = policy.validation
-    assert [row.method for row in policy.validation] == ["policy", "plain reuse", "fewer steps"]
-    assert {row.computed_steps for row in policy.validation} == {STEPS // 2}
-    assert {row.speedup for row in policy.validation} == {2.0}  # only the network takes time
-    assert ours.psnr > max(plain.psnr, fewer.psnr) + 3
-    assert ours.prompts == len(HELDOUT)
-    assert policy.measured == ours
+    assert stages == ["profile", "trial", "solve", "refit", "refit", "validate"]
+    assert computed(policy) == [STEPS // 2, STEPS // 3]
+    for plan, speedup, ahead in zip(policy.plans, SPEEDUPS, (3.0, 2.0), strict=True):
+        ours, plain, fewer = plan.validation
+        methods = [row.method for row in plan.validation]
+        assert methods == ["policy", "plain reuse", "fewer steps"]
+        assert {row.computed_steps for row in plan.validation} == {len(plan.compute_steps)}
+        assert {row.speedup for row in plan.validation} == {speedup}  # only the network takes time
+        assert ours.psnr > max(plain.psnr, fewer.psnr) + ahead
+        assert ours.prompts == len(HELDOUT)
+        assert plan.measured == ours
+        assert plan.target_psnr is None
+    assert [fit.computed for fit in policy.fits] == [2, 4, 6, 8]
+    assert policy.unit_psnr is not None
+    assert len(policy.frontier) == STEPS - 1
+    assert profile_of(policy).num_runs == len(PROMPTS)
     policy.save(tmp_path / "policy.safetensors")
-    assert Policy.load(tmp_path / "policy.safetensors").validation == policy.validation
-    assert Profile.load(tmp_path / "profile.safetensors").num_prompts == len(PROMPTS)
+    loaded = Policy.load(tmp_path / "policy.safetensors")
+    assert [plan.validation for plan in loaded.plans] == [p.validation for p in policy.plans]
+    assert (loaded.fits, loaded.frontier) == (policy.fits, policy.frontier)
+    bare = Policy.load(tmp_path / "profile.safetensors")
+    assert (profile_of(bare).num_runs, bare.plans, bare.fits) == (len(PROMPTS), (), ())
 
 
 def test_a_quarter_is_held_out_by_default(tiny: Any) -> None:
-    short = tiny_call() | {"num_inference_steps": 4}
-    call = {"compute_steps": 2, "refit": False, "batch_size": 4} | short
+    call = {"compute_steps": 2, "refit": False, "batch_size": 4} | SHORT
     policy = calibrate(tiny, TINY_PROMPTS[:4], **call)
-    assert policy.profile is not None
-    assert policy.profile.num_prompts == 3
-    assert policy.validation[0].prompts == 1
+    assert profile_of(policy).num_runs == 3
+    assert policy.default.validation[0].prompts == 1
     alone = calibrate(tiny, TINY_PROMPTS[:1], **call)  # another seed is all there is to hold out
-    assert alone.profile is not None
-    assert (alone.profile.num_prompts, alone.validation[0].prompts) == (1, 1)
+    assert (profile_of(alone).num_runs, alone.default.validation[0].prompts) == (1, 1)
 
 
-def test_arguments_are_checked_before_any_run(tiny: Any) -> None:
-    with pytest.raises(ValueError, match="exactly one of"):
-        calibrate(tiny, TINY_PROMPTS, speedup=2.0, threshold=0.1, **tiny_call())
-    with pytest.raises(ValueError, match="predicts no error"):
-        calibrate(tiny, TINY_PROMPTS, min_psnr=40.0, method="paper", **tiny_call())
-    with pytest.raises(ValueError, match="list of at least one"):
-        calibrate(tiny, [], speedup=2.0, **tiny_call())
+def test_without_a_refit_nothing_is_tried(tiny: Any) -> None:
+    """Plans are solved from the profile, with ridges chosen by leaving prompts out."""
+    call = {"heldout": TINY_HELDOUT[:1], "refit": False, "batch_size": 3} | tiny_call()
+    policy = calibrate(tiny, TINY_PROMPTS[:3], **call)
+    assert computed(policy) == [4, 2]  # of 2x and 3x
+    assert (policy.fits, policy.unit_psnr) == ((), None)
+    assert len(policy.frontier) == TINY_STEPS - 1
+    assert [plan.measured_error for plan in policy.plans] == [None, None]
+    for plan in policy.plans:
+        known = policy.frontier[len(plan.compute_steps) - 2]
+        assert plan.compute_steps == known.compute_steps
+        assert plan.predicted_error == known.predicted_error
+    assert "trial 0 + refit 0" in policy.provenance["network calls"]
+
+
+def test_a_list_of_speedups(tiny: Any) -> None:
+    call = {"heldout": TINY_HELDOUT[:1], "refit": False, "batch_size": 3} | tiny_call()
+    policy = calibrate(tiny, TINY_PROMPTS[:3], speedup=[4, 1.5, 3, 2.1], **call)
+    assert computed(policy) == [2, 5, 3]  # 3x is two of eight steps, too, and stands once
+    assert [plan.measured is not None for plan in policy.plans] == [True] * 3
+    listed = calibrate(tiny, TINY_PROMPTS[:3], compute_steps=[5, 3], **call)
+    assert computed(listed) == [5, 3]
+    with attach(tiny, policy, speedup=1.5) as handle:
+        tiny("a circle", output_type="latent", **tiny_call())
+        assert handle.plan is policy.plans[1]
+
+
+def test_targets_are_checked() -> None:
+    of = Targets.of
+    assert of("trajectory").budgets == of("paper").budgets
+    assert of("trajectory").budgets == (Target(speedup=2.0), Target(speedup=3.0))
+    assert of("trajectory", speedup=2) == of("trajectory", speedup=[2, 2.0])
+    assert of("trajectory", compute_steps=5).budgets == (Target(compute_steps=5),)
+    assert of("trajectory", min_psnr=40.0) == Targets(min_psnr=40.0)
+    assert of("paper", threshold=0.1) == Targets(threshold=0.1, method="paper")
+    assert of("trajectory", speedup=[2, 2.05, 3]).check(30) == [15, 14, 10]
+    assert of("trajectory", speedup=[2, 2.4]).check(5) == [2]
+    assert of("trajectory", min_psnr=40.0).check(30) == []
+
+
+def test_default_targets_that_a_short_run_cannot_meet_are_left_out() -> None:
+    default = Targets.of("trajectory")
+    assert [default.check(steps) for steps in (30, 6, 5, 4)] == [[15, 10], [3, 2], [2], [2]]
+    for steps in (1, 2, 3):
+        with pytest.raises(ValueError, match="speedup must be between 1 and"):
+            default.check(steps)
+    with pytest.raises(ValueError, match="speedup must be between 1 and 2, got 3"):
+        Targets.of("trajectory", speedup=[2.0, 3.0]).check(4)  # the same, but asked for
+
+
+@pytest.mark.parametrize(
+    ("targets", "sentence"),
+    [
+        ({"speedup": 2.0, "min_psnr": 40.0}, "one kind of target, not speedup and min_psnr"),
+        ({"speedup": 2.0, "compute_steps": [3]}, "not speedup and compute_steps"),
+        ({"speedup": 2.0, "threshold": 0.1, "method": "paper"}, "not speedup and threshold"),
+        ({"speedup": []}, "at least one target"),
+        ({"compute_steps": []}, "at least one target"),
+        ({"speedup": [2.0, 0.9]}, "at least 1, got 0.9"),
+        ({"speedup": [2.0, 5.0]}, "speedup must be between 1 and 4, got 5"),
+        ({"compute_steps": [4, 1]}, "cannot compute 1 of 8 steps"),
+        ({"compute_steps": 9}, "cannot compute 9 of 8 steps"),
+        ({"min_psnr": float("nan")}, "finite number of dB"),
+        ({"min_psnr": 40.0, "method": "paper"}, "predicts no error"),
+        ({"threshold": 0.1}, "a threshold is the paper's"),
+        ({"method": "other"}, "method must be 'trajectory' or 'paper'"),
+        ({"refit_prompts": 0}, "refit_prompts must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"prompts": []}, "list of at least one"),
+    ],
+)
+def test_arguments_are_checked_before_any_run(
+    tiny: Any, targets: dict[str, Any], sentence: str
+) -> None:
+    call = tiny_call() | {"prompts": TINY_PROMPTS} | targets
+    with counting_rows(tiny.transformer) as rows, pytest.raises(ValueError, match=sentence):
+        calibrate(tiny, **call)
+    assert rows == []
+
+
+def test_steps_of_the_pipelines_own_are_checked_when_they_are_known(tiny: Any) -> None:
+    """Here not by their number, but by their sigmas."""
+    call = {name: value for name, value in SHORT.items() if name != "num_inference_steps"}
+    given = call | {"sigmas": [1.0, 0.6, 0.3], "refit": False}
+    with pytest.raises(ValueError, match=r"speedup must be between 1 and 1\.5, got 2"):
+        calibrate(tiny, TINY_PROMPTS[:1], speedup=2.0, **given)
+
+
+def test_prompts_over_a_list_of_guidance(tiny: Any) -> None:
+    """One policy for the range, refitted on all values at once; the pipeline stays as it was."""
+    before = generate(tiny, CASES["flux"])
+    call = SHORT | {"guidance_scale": [2.0, 5.0], "batch_size": 4}
+    policy = calibrate(tiny, TINY_PROMPTS[:4], heldout=TINY_HELDOUT, compute_steps=2, **call)
+    assert torch.equal(generate(tiny, CASES["flux"]), before)
+    values = [dict(run.arguments)["guidance_scale"] for run in profile_of(policy).runs]
+    assert sorted(values) == [2.0, 2.0, 5.0, 5.0]
+    assert policy.fingerprint.guidance == {"guidance_scale": (2.0, 5.0)}
+    assert computed(policy) == [2]
+    assert policy.default.measured_error is not None
+    assert policy.default.validation[0].prompts == len(TINY_HELDOUT)
+
+
+def test_a_file_is_resumed_without_running_its_prompts_again(tiny: Any, tmp_path: Path) -> None:
+    path = tmp_path / "profile.safetensors"
+    call = {"heldout": TINY_HELDOUT[:1], "compute_steps": 2, "refit": False} | SHORT
+    with counting_rows(tiny.transformer) as rows:
+        calibrate(tiny, TINY_PROMPTS[:2], profile_path=path, **call)
+        validation = 4 + 3 * 2  # the full run, the plan, plain reuse and fewer steps
+        assert sum(rows) == 2 * 4 + validation
+        rows.clear()
+        first = calibrate(tiny, TINY_PROMPTS[:2], profile_path=path, **call)
+        assert sum(rows) == validation
+        rows.clear()
+        policy = calibrate(tiny, TINY_PROMPTS[:3], profile_path=path, **call)
+        assert sum(rows) == 1 * 4 + validation
+    assert [profile_of(each).num_runs for each in (first, policy)] == [2, 3]
+    assert profile_of(Policy.load(path)).num_runs == 3
 
 
 def test_a_psnr_is_reached_and_measured(pipe: Any) -> None:
     call = CALL | {"num_inference_steps": 10, "batch_size": 4, "refit": False}
     policy = calibrate(pipe, PROMPTS[:2], heldout=HELDOUT[:1], min_psnr=40.0, **call)
-    assert len(policy.compute_steps) < 10
-    assert policy.validation[0].psnr >= 40
-    assert missed_target(policy) is None
-    assert policy.target_psnr == 40.0
-    assert policy.profile is not None
-    # With what was measured, solving alone comes to the same steps, if the first try was enough.
-    unit = float(policy.provenance["unit psnr"])
-    again = choose_point(solve_profile(policy.profile), 40.0, unit=unit)
-    assert again is not None
-    assert again.computed <= len(policy.compute_steps)
+    (plan,) = policy.plans
+    assert len(plan.compute_steps) < 10
+    assert plan.validation[0].psnr >= 40
+    assert missed_target(plan) is None
+    assert plan.target_psnr == 40.0
 
 
 @pytest.fixture
@@ -107,19 +231,16 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], list[int]]:
     def script(short: float) -> list[int]:
         tried: list[int] = []
 
-        def measure(session: Session, variants: list[Variant], *_: Any, **__: Any) -> None:
-            policy = variants[1].policy
-            assert policy is not None
-            assert policy.predicted_error is not None
-            variants[1].decibels = [predicted_psnr(policy.predicted_error, UNIT)]
+        def validate(
+            session: Session, policy: Policy, plans: Sequence[FittedPlan], *_: Any
+        ) -> list[FittedPlan]:
+            (plan,) = plans
+            tried.append(len(plan.compute_steps))
+            assert plan.predicted_error is not None
+            psnr = predicted_psnr(plan.predicted_error, UNIT) - short
+            row = ValidationRow("policy", tried[-1], psnr=psnr, speedup=2.0, prompts=1)
+            return [replace(plan, validation=(row,))]
 
-        def validate(session: Session, policy: Policy, *_: Any) -> tuple[ValidationRow, ...]:
-            tried.append(len(policy.compute_steps))
-            assert policy.predicted_error is not None
-            psnr = predicted_psnr(policy.predicted_error, UNIT) - short
-            return (ValidationRow("policy", tried[-1], psnr=psnr, speedup=2.0, prompts=1),)
-
-        monkeypatch.setattr("ertacache.calibration.calibrate.measure", measure)
         monkeypatch.setattr("ertacache.calibration.calibrate.validate", validate)
         return tried
 
@@ -127,39 +248,51 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], list[int]]:
 
 
 @pytest.fixture(scope="module")
-def profile_path(tiny_profile: Profile, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The profile as a file, so that no calibration here runs the pipeline."""
-    path = tmp_path_factory.mktemp("profile") / "profile.safetensors"
-    tiny_profile.save(path)
-    return path
+def ready(tiny_known: Policy) -> Policy:
+    """With its frontier and a unit."""
+    return replace(with_frontier(tiny_known), unit_psnr=UNIT)
 
 
 @pytest.fixture
-def reach(tiny: Any, profile_path: Path) -> Callable[[float], Policy]:
+def reach(tiny: Any, ready: Policy, tmp_path: Path) -> Callable[[float], Policy]:
+    """Calibrate for a PSNR, with a profile in a file, so that the pipeline is not run."""
+    path = tmp_path / "profile.safetensors"
+    ready.save(path)
+
     def calibrated(psnr: float) -> Policy:
-        call = tiny_call() | {"refit": False, "profile_path": profile_path}
+        call = tiny_call() | {"refit": False, "profile_path": path}
         return calibrate(tiny, TINY_PROMPTS, heldout=TINY_PROMPTS[:1], min_psnr=psnr, **call)
 
     return calibrated
 
 
 @pytest.fixture(scope="module")
-def predicted(tiny_profile: Profile) -> list[float]:
+def predicted(ready: Policy) -> list[float]:
     """The decibels that are predicted for two to seven computed steps."""
-    points = [p for p in solve_profile(tiny_profile).points if p.computed < TINY_STEPS]
-    return [predicted_psnr(point.predicted_error, UNIT) for point in points]
+    curve = PlanSolver(ready).curve(profile_of(ready).schedule)
+    return [predicted_psnr(error, UNIT) for n, error in curve.items() if n < TINY_STEPS]
+
+
+def test_the_fewest_steps_that_are_predicted_are_tried_first(
+    scripted: Any, reach: Callable[[float], Policy], predicted: list[float]
+) -> None:
+    tried = scripted(0.0)
+    policy = reach(predicted[2])
+    assert tried == computed(policy) == [2 + predicted.index(predicted[2])]
+    assert missed_target(policy.default) is None
+    assert policy.unit_psnr == UNIT
 
 
 def test_a_try_that_misses_is_followed_by_another(
     scripted: Any, reach: Callable[[float], Policy], predicted: list[float]
 ) -> None:
-    for short in (0.0, 0.5):
-        tried = scripted(short)
-        policy = reach(sorted(predicted)[2])
-        assert missed_target(policy) is None
-        assert tried == sorted(set(tried))
-        assert (len(tried) == 1) == (short == 0.0)
-        assert policy.validation[0].computed_steps == tried[-1]
+    tried = scripted(0.5)
+    policy = reach(predicted[2])
+    assert missed_target(policy.default) is None
+    assert tried == sorted(set(tried))
+    assert len(tried) > 1
+    assert policy.default.validation[0].computed_steps == tried[-1]
+    assert policy.unit_psnr == pytest.approx(UNIT - 0.5)  # what was lacking, for all predictions
 
 
 def test_a_psnr_out_of_reach_is_reported(
@@ -168,7 +301,14 @@ def test_a_psnr_out_of_reach_is_reported(
     tried = scripted(0.0)
     policy = reach(200.0)
     assert 1 <= len(tried) <= TRIES
-    sentence = missed_target(policy)
+    assert max(tried) < TINY_STEPS  # computing every step is no plan
+    sentence = missed_target(policy.default)
     assert sentence is not None
     assert sentence.startswith("target missed: 200.0 dB asked for, ")
-    assert policy.validation[0].psnr == max(predicted)
+    assert policy.default.validation[0].psnr == max(predicted)
+
+
+def test_no_step_can_be_reused(tiny: Any) -> None:
+    call = tiny_call() | {"num_inference_steps": 2, "refit": False}
+    with pytest.raises(ValueError, match="a run of 2 steps leaves none to reuse"):
+        calibrate(tiny, TINY_PROMPTS[:1], min_psnr=40.0, **call)

@@ -10,25 +10,27 @@ import torch
 
 from ertacache.calibration.calibrate import calibrate
 from ertacache.calibration.paper import PASSES, PaperCalibration, calibrate_paper
-from ertacache.calibration.session import Session
-from ertacache.calibration.solve import PaperOptions, Target, make_policy, solve
+from ertacache.calibration.session import Session, number_runs
+from ertacache.calibration.solve import PaperOptions, solve
 from ertacache.core.flows import rmse
 from ertacache.core.plans import PaperPlan
 from ertacache.core.steppers import ThresholdSearch
+from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
-from ertacache.formats.profile import Profile
+from ertacache.integration.solve import profile_of
 from tests.calibration.conftest import (
     RUNS,
     STEPS,
     TINY_HELDOUT,
     TINY_PROMPTS,
     TINY_RUNS,
+    counting_rows,
     tiny_call,
 )
 
 
 @pytest.fixture(scope="module")
-def calibration(session: Session, known: Profile) -> PaperCalibration:
+def calibration(session: Session, known: Policy) -> PaperCalibration:
     return PaperCalibration(session, known, RUNS[:2])
 
 
@@ -37,9 +39,11 @@ def found(calibration: PaperCalibration) -> ThresholdSearch:
     return calibration.search_budget(STEPS // 2)
 
 
-def final_error(session: Session, policy: Policy) -> float:
+def final_error(session: Session, known: Policy, plan: PaperPlan) -> float:
     """Distance of the final latents of calibration prompts to those of the full run."""
-    return rmse(session.lockstep(RUNS[:2], policy), session.reference(RUNS[:2])[-1])
+    fitted = FittedPlan(plan, profile_of(known).schedule.sigmas)
+    final = session.lockstep(RUNS[:2], Policy(known.fingerprint, plans=(fitted,)))
+    return rmse(final, session.reference(RUNS[:2]).latents[-1])
 
 
 def test_the_search_comes_near_the_budget(found: ThresholdSearch) -> None:
@@ -54,67 +58,86 @@ def test_the_search_comes_near_the_budget(found: ThresholdSearch) -> None:
 
 
 def test_gain_and_bias_help_in_the_run_they_were_fitted_in(
-    session: Session, known: Profile, calibration: PaperCalibration, found: ThresholdSearch
+    session: Session, known: Policy, calibration: PaperCalibration, found: ThresholdSearch
 ) -> None:
     fitted, bare = (
-        make_policy(known, calibration.fit(found, adjust_timesteps=False, rectify=rectify))
-        for rectify in (True, False)
+        calibration.fit(found, adjust_timesteps=False, rectify=rectify) for rectify in (True, False)
     )
-    assert isinstance(fitted.plan, PaperPlan)
-    assert fitted.plan.gain is not None
-    assert fitted.plan.gain.shape == (STEPS,)
-    assert torch.equal(fitted.plan.sigmas, known.sigmas)
-    assert final_error(session, fitted) < final_error(session, bare)
+    assert fitted.gain is not None
+    assert fitted.gain.shape == (STEPS,)
+    assert torch.equal(fitted.sigmas, profile_of(known).schedule.sigmas)
+    assert final_error(session, known, fitted) < final_error(session, known, bare)
 
 
-def test_gain_and_bias_per_element(tiny: Any, tiny_profile: Profile) -> None:
+def test_gain_and_bias_per_element(tiny: Any, tiny_known: Policy) -> None:
     session = Session(tiny, tiny_call(), batch_size=3)
-    calibration = PaperCalibration(session, tiny_profile, TINY_RUNS[:3])
+    calibration = PaperCalibration(session, tiny_known, TINY_RUNS[:3])
     plan = calibration.fit(calibration.search(0.9), mode="element")
     assert plan.gain is not None
-    assert plan.gain.shape[1:] == tiny_profile.fingerprint.latent_shape
+    assert plan.gain.shape[1:] == tiny_known.fingerprint.latent_shape
 
 
-def test_calibrate_takes_the_network_and_solve_the_profile(
-    tiny: Any, tiny_profile: Profile
-) -> None:
+def paper_plan(policy: Policy) -> PaperPlan:
+    (fitted,) = policy.plans
+    assert isinstance(fitted.plan, PaperPlan)
+    return fitted.plan
+
+
+def test_calibrate_takes_the_network_and_solve_the_profile(tiny: Any, tiny_known: Policy) -> None:
     call = tiny_call() | {"heldout": TINY_HELDOUT[:1], "batch_size": 2}
-    made = calibrate_paper(
-        Session(tiny, tiny_call()),
-        tiny_profile,
-        TINY_RUNS[:2],
-        target=Target(threshold=0.9, method="paper"),
-        options=PaperOptions(),
-    )
-    whole = calibrate(tiny, TINY_PROMPTS[:2], method="paper", threshold=0.9, **call)
+    session = Session(tiny, tiny_call())
+    options = PaperOptions()
+    fitted = calibrate_paper(session, tiny_known, TINY_RUNS[:2], threshold=0.9, options=options)
+    made = fitted.plan
+    whole = paper_plan(calibrate(tiny, TINY_PROMPTS[:2], method="paper", threshold=0.9, **call))
     assert made.compute_steps == whole.compute_steps
     assert len(made.compute_steps) < made.num_steps
-    assert isinstance(made.plan, PaperPlan)
-    assert isinstance(whole.plan, PaperPlan)
-    assert made.plan.gain is not None
-    assert whole.plan.gain is not None
-    torch.testing.assert_close(made.plan.gain, whole.plan.gain, rtol=1e-2, atol=1e-3)
-    torch.testing.assert_close(made.plan.sigmas, whole.plan.sigmas, rtol=0, atol=1e-3)
-    assert whole.provenance["paper"] == "calibrated on the network"
+    assert isinstance(made, PaperPlan)
+    assert made.gain is not None
+    assert whole.gain is not None
+    torch.testing.assert_close(made.gain, whole.gain, rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(made.sigmas, whole.sigmas, rtol=0, atol=1e-3)
+    assert torch.equal(fitted.sigmas, profile_of(tiny_known).schedule.sigmas)
+    assert fitted.target is None  # the scheduler's own steps: any will do
     profiled = calibrate(tiny, TINY_PROMPTS[:2], method="paper", threshold=0.9, refit=False, **call)
-    assert isinstance(profiled.plan, PaperPlan)
-    assert profiled.profile is not None
-    solved = solve(profiled.profile, method="paper", threshold=0.9).plan
-    assert isinstance(solved, PaperPlan)
-    assert profiled.plan.gain is not None
-    assert solved.gain is not None
-    assert torch.equal(profiled.plan.gain, solved.gain)
-    assert not torch.equal(profiled.plan.gain, whole.plan.gain)
-    assert "paper" not in profiled.provenance
+    bare = Policy(profiled.fingerprint, profile=profiled.profile)
+    gains = [paper_plan(p).gain for p in (profiled, solve(bare, method="paper", threshold=0.9))]
+    assert gains[0] is not None
+    assert gains[1] is not None
+    assert torch.equal(gains[0], gains[1])
+    assert not torch.equal(gains[0], whole.gain)
 
 
-def test_a_budget_out_of_range(tiny: Any, tiny_profile: Profile) -> None:
+def test_the_default_speedups(tiny: Any) -> None:
+    call = tiny_call() | {"heldout": TINY_HELDOUT[:1], "batch_size": 2}
+    policy = calibrate(tiny, TINY_PROMPTS[:2], method="paper", rectify=False, **call)
+    assert [plan.method for plan in policy.plans] == ["paper", "paper"]
+    computed = [len(plan.compute_steps) for plan in policy.plans]
+    assert all(2 <= n <= limit for n, limit in zip(computed, (4, 2), strict=True))
+    assert [plan.validation[0].computed_steps for plan in policy.plans] == computed
+    assert policy.fits == policy.frontier == ()  # nothing of ours is measured or searched
+
+
+def test_a_budget_out_of_range(tiny: Any, tiny_known: Policy) -> None:
     session = Session(tiny, tiny_call())
     for budget in (1, 9):
-        target = Target(compute_steps=budget, method="paper")
         with pytest.raises(ValueError, match=f"cannot compute {budget} of 8 steps"):
-            calibrate_paper(session, tiny_profile, TINY_RUNS, target=target, options=PaperOptions())
+            calibrate_paper(session, tiny_known, TINY_RUNS, budget=budget, options=PaperOptions())
     assert session.evaluations.total == 0
+
+
+def test_all_runs_share_one_call(tiny: Any, tiny_known: Policy) -> None:
+    """Its decisions are for one batch, so an argument cannot differ between its runs."""
+    varied = number_runs(TINY_PROMPTS[:2], varied={"guidance_scale": [2.0, 5.0]})
+    with pytest.raises(ValueError, match="one value of every argument"):
+        PaperCalibration(Session(tiny, tiny_call()), tiny_known, varied)
+    call = tiny_call() | {"guidance_scale": [2.0, 5.0], "method": "paper", "threshold": 0.9}
+    with (
+        counting_rows(tiny.transformer) as rows,
+        pytest.raises(ValueError, match="one value of every argument"),
+    ):
+        calibrate(tiny, TINY_PROMPTS[:2], heldout=TINY_HELDOUT, **call)
+    assert rows == []  # before any run
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, counts: dict[float, int]) -> list[float]:

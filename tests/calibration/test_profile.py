@@ -8,10 +8,18 @@ import pytest
 import torch
 
 from ertacache.calibration.profile import profile
+from ertacache.calibration.solve import solve
 from ertacache.core.gram import RunStatistics
-from ertacache.formats.profile import Profile, ProfileError
+from ertacache.formats.policy import Policy, PolicyError
 from ertacache.integration.record import record
-from tests.calibration.conftest import CALL, TINY_PROMPTS, TINY_STEPS, tiny_call
+from ertacache.integration.solve import profile_of
+from tests.calibration.conftest import (
+    CALL,
+    TINY_PROMPTS,
+    TINY_STEPS,
+    counting_rows,
+    tiny_call,
+)
 
 SHORT = tiny_call() | {"num_inference_steps": 3}
 
@@ -34,37 +42,38 @@ class Counting:
         return self._pipe(prompt=prompt, **call)
 
 
-def test_it_is_the_full_run_that_is_profiled(tiny: Any, tiny_profile: Profile) -> None:
-    generator, known = torch.Generator().manual_seed(2), tiny_profile
+def test_it_is_the_full_run_that_is_profiled(tiny: Any, tiny_known: Policy) -> None:
+    generator, known = torch.Generator().manual_seed(2), profile_of(tiny_known)
     found = record(tiny, prompt=TINY_PROMPTS[2], generator=generator, **tiny_call())
-    run, sigmas = found.run, found.sigmas
+    run, sigmas = found.run, found.schedule.sigmas
     assert known.num_steps == TINY_STEPS
-    assert torch.equal(known.sigmas, sigmas)
+    assert torch.equal(known.schedule.sigmas, sigmas)
     square = run.latents[-1].double().square().mean().item()
     last = known.statistics.inner[2, TINY_STEPS, TINY_STEPS].item()
     assert last == pytest.approx(square, rel=1e-4)
-    assert known.nominal[:, 0].tolist() == [1.0] * TINY_STEPS
-    assert torch.allclose(known.nominal[:, 1], sigmas.diff(), atol=1e-6)
-    assert known.fingerprint.pipeline == "FluxPipeline"
-    assert known.fingerprint.latent_shape == run.latents[0].shape[1:]
+    assert known.schedule.nominal[:, 0].tolist() == [1.0] * TINY_STEPS
+    assert torch.allclose(known.schedule.nominal[:, 1], sigmas.diff(), atol=1e-6)
+    assert tiny_known.plans == ()
+    assert tiny_known.fingerprint.pipeline == "FluxPipeline"
+    assert tiny_known.fingerprint.latent_shape == run.latents[0].shape[1:]
 
 
-def test_it_keeps_the_call_that_made_it(tiny_profile: Profile, tmp_path: Path) -> None:
-    known = tiny_profile
+def test_it_keeps_the_call_that_made_it(tiny_known: Policy, tmp_path: Path) -> None:
+    known = tiny_known
     assert set(known.provenance) == {"call", "ertacache"}
     assert "height=32, " in known.provenance["call"]
     assert f"num_inference_steps={TINY_STEPS}" in known.provenance["call"]
     known.save(tmp_path / "p.safetensors")
-    assert Profile.load(tmp_path / "p.safetensors").provenance == known.provenance
+    assert Policy.load(tmp_path / "p.safetensors").provenance == known.provenance
 
 
 def test_batches_do_not_matter(pipe: Any) -> None:
     short = CALL | {"num_inference_steps": 3}
     one, three = (
-        profile(pipe, ["a red apple", "a dog", "a small car"], batch_size=size, **short)
+        profile_of(profile(pipe, ["a red apple", "a dog", "a small car"], batch_size=size, **short))
         for size in (1, 3)
     )
-    assert one.prompts == three.prompts
+    assert one.runs == three.runs
     for field in fields(RunStatistics):
         a, b = getattr(one.statistics, field.name), getattr(three.statistics, field.name)
         assert torch.allclose(a, b, rtol=1e-3, atol=1e-4), field.name
@@ -74,29 +83,74 @@ def test_it_resumes_where_it_stopped(tiny: Any, tmp_path: Path) -> None:
     path, prompts = tmp_path / "profile.safetensors", TINY_PROMPTS[:4]
     with pytest.raises(KeyboardInterrupt):
         profile(Counting(tiny, fail_on=prompts[2]), prompts, path=path, **SHORT)
-    assert Profile.load(path).num_prompts == 2
+    assert profile_of(Policy.load(path)).num_runs == 2
     again, seen = Counting(tiny), []
     whole = profile(again, prompts, path=path, progress=lambda *now: seen.append(now), **SHORT)
     assert again.prompts == prompts[2:4]
     assert seen == [(3, 4), (4, 4)]
     straight = profile(tiny, prompts, **SHORT)
-    assert torch.equal(whole.statistics.inner, straight.statistics.inner)
+    gathered, made = (profile_of(policy).statistics.inner for policy in (whole, straight))
+    assert torch.equal(gathered, made)
     idle = Counting(tiny)
     profile(idle, prompts, path=path, **SHORT)
     assert idle.prompts == []
 
 
 def test_a_file_of_another_run_is_not_continued(tiny: Any, tmp_path: Path) -> None:
-    path = tmp_path / "profile.safetensors"
+    path, sentence = tmp_path / "profile.safetensors", "num_inference_steps is 4, was 3"
     profile(tiny, TINY_PROMPTS[:1], path=path, **SHORT)
     before = path.read_bytes()
-    with pytest.raises(ProfileError, match="num_steps is 4, was 3"):
+    with pytest.raises(PolicyError, match=sentence):
         profile(tiny, TINY_PROMPTS[:2], path=path, **(SHORT | {"num_inference_steps": 4}))
-    with pytest.raises(ProfileError, match="num_steps is 4, was 3"):  # nothing to run is no excuse
+    with pytest.raises(PolicyError, match=sentence):  # nothing to run is no excuse
         profile(tiny, TINY_PROMPTS[:1], path=path, **(SHORT | {"num_inference_steps": 4}))
+    with pytest.raises(PolicyError, match=r"guidance_scale is 5\.0, was 3\.5"):
+        profile(tiny, TINY_PROMPTS[:2], path=path, **(SHORT | {"guidance_scale": 5.0}))
     assert path.read_bytes() == before
 
 
+def test_plans_in_a_file_are_not_overwritten_by_more_runs(tiny: Any, tmp_path: Path) -> None:
+    path = tmp_path / "policy.safetensors"
+    solve(profile(tiny, TINY_PROMPTS[:1], **SHORT), compute_steps=2).save(path)
+    before = path.read_bytes()
+    with counting_rows(tiny.transformer) as rows:
+        with pytest.raises(PolicyError, match="holds fitted plans, which would be lost"):
+            profile(tiny, TINY_PROMPTS[:2], path=path, **SHORT)
+        same = profile(tiny, TINY_PROMPTS[:1], path=path, **SHORT)  # all of its runs are there
+    assert rows == []
+    assert len(same.plans) == 1
+    assert path.read_bytes() == before
+
+
+def test_a_policy_without_a_profile_is_not_continued(tiny: Any, tmp_path: Path) -> None:
+    path = tmp_path / "policy.safetensors"
+    solved = solve(profile(tiny, TINY_PROMPTS[:1], **SHORT), compute_steps=2)
+    Policy(solved.fingerprint, plans=solved.plans).save(path)
+    with pytest.raises(PolicyError, match="no profile to be continued"):
+        profile(tiny, TINY_PROMPTS[:2], path=path, **SHORT)
+
+
 def test_several_images_per_prompt_are_refused(tiny: Any) -> None:
-    with pytest.raises(ProfileError, match="1 prompts gave latents of a batch of 2: use batch_siz"):
+    with pytest.raises(PolicyError, match="1 prompts gave latents of a batch of 2: use batch_siz"):
         profile(tiny, TINY_PROMPTS[:1], num_images_per_prompt=2, **SHORT)
+
+
+def test_prompts_are_spread_over_a_list_of_guidance(tiny: Any, tmp_path: Path) -> None:
+    """Each with one of the values, in turn; a run is the one that the pipeline makes with it."""
+    path, call = tmp_path / "profile.safetensors", SHORT | {"guidance_scale": [5.0, 2.0]}
+    policy = profile(tiny, TINY_PROMPTS[:3], batch_size=3, path=path, **call)
+    known = profile_of(policy)
+    values = {run.prompt: dict(run.arguments)["guidance_scale"] for run in known.runs}
+    assert values == dict(zip(TINY_PROMPTS[:3], [5.0, 2.0, 5.0], strict=True))
+    assert policy.fingerprint.guidance == {"guidance_scale": (2.0, 5.0)}
+    assert "guidance_scale=[5.0, 2.0]" in policy.provenance["call"]
+    generator = torch.Generator().manual_seed(1)
+    alone = SHORT | {"guidance_scale": 2.0, "generator": generator}
+    run = record(tiny, prompt=TINY_PROMPTS[1], **alone).run
+    place = [run.prompt for run in known.runs].index(TINY_PROMPTS[1])
+    last = known.statistics.inner[place, 3, 3].item()
+    assert last == pytest.approx(run.latents[-1].double().square().mean().item(), rel=1e-5)
+    before = path.read_bytes()
+    again = profile(tiny, TINY_PROMPTS[:3], path=path, **call)
+    assert profile_of(again).runs == known.runs  # found in the file with their arguments
+    assert path.read_bytes() == before

@@ -1,86 +1,111 @@
-"""The closed-loop refit, on calibration prompts whose latents the session keeps."""
+"""The closed-loop refit: of a budget, and of policies that get one more plan."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ertacache.calibration.refit import refit, refit_policy
-from ertacache.calibration.session import Session, number_runs
-from ertacache.calibration.solve import make_policy, solve
-from ertacache.core.flows import rmse
+from ertacache.calibration.lockstep import run_plan
+from ertacache.calibration.profile import profile
+from ertacache.calibration.refit import refit, refit_budget
+from ertacache.calibration.session import Reference, Session, number_runs
+from ertacache.calibration.solve import solve
+from ertacache.core.distance import typical_distance
+from ertacache.core.gram import Schedule
 from ertacache.core.plans import TrajectoryPlan
 from ertacache.core.simulate import Fit, fit_plans
-from ertacache.core.steppers import RefitStepper, typical_distance
-from ertacache.formats.policy import Policy
-from ertacache.formats.profile import Profile, ProfileError
+from ertacache.formats.fitted import FittedPlan
+from ertacache.formats.policy import Policy, PolicyError
+from ertacache.integration.attach import attach
+from ertacache.integration.solve import PlanSolver, profile_of
 from tests.calibration.conftest import (
     HELDOUT,
     RUNS,
     STEPS,
     TINY_HELDOUT,
+    TINY_PROMPTS,
     TINY_STEPS,
+    counting_rows,
     tiny_call,
 )
 
 UNSEEN = number_runs(HELDOUT, seed=50)
 
 
-def heldout_error(session: Session, policy: Policy) -> float:
-    return rmse(session.lockstep(UNSEEN, policy), session.reference(UNSEEN)[-1])
+def heldout_error(session: Session, known: Policy, fitted: FittedPlan | None) -> float:
+    assert fitted is not None
+    assert isinstance(fitted.plan, TrajectoryPlan)
+    reference = session.reference(UNSEEN)
+    found = run_plan(session, reference, fitted.plan, fingerprint=known.fingerprint)
+    return typical_distance(found)
 
 
-def test_the_refit_is_kept_only_if_it_helps(session: Session, known: Profile) -> None:
-    solved = solve(known, speedup=4.0)
-    refitted = refit_policy(session, solved, known, RUNS)
+def test_the_refit_is_kept_only_if_it_helps(session: Session, known: Policy) -> None:
+    solved = PlanSolver(known).solve(profile_of(known).schedule, STEPS // 4)
+    refitted = refit_budget(session, known, session.reference(RUNS), STEPS // 4)
     assert len(refitted.compute_steps) == STEPS // 4
-    assert heldout_error(session, refitted) <= 1.02 * heldout_error(session, solved)
+    error = heldout_error(session, known, refitted)
+    assert error <= 1.02 * heldout_error(session, known, solved)
+    assert refitted.measured_error is not None
+    assert refitted.measured_error / 2 < error < refitted.measured_error * 2
+    assert solved is not None
+    assert refitted.predicted_error == solved.predicted_error
 
 
-def test_a_poor_schedule_is_replaced(session: Session, known: Profile) -> None:
-    uniform = (0, 4, 7, 11)
-    (plan,) = fit_plans(known.statistics, known.nominal, schedules=[(0, 1, 2, 3)], fit=Fit())
-    poor = make_policy(known, plan)
-    refitted = refit_policy(session, poor, known, RUNS)
-    assert refitted.compute_steps == uniform
-    assert heldout_error(session, refitted) < 0.5 * heldout_error(session, poor)
+class Poor(PlanSolver):
+    """Finds nothing better than to compute the first steps."""
+
+    def solve(self, schedule: Schedule, budget: int) -> FittedPlan:
+        gram, steps = self.profile.statistics.gram, tuple(range(budget))
+        (plan,) = fit_plans(gram, schedule.nominal, schedules=[steps], fit=Fit())
+        return FittedPlan(plan, schedule.sigmas, target=schedule.target, predicted_error=1.0)
 
 
-def test_one_prompt_is_not_refitted(session: Session, known: Profile) -> None:
-    solved, before = solve(known, speedup=4.0), session.evaluations.refit
-    assert refit_policy(session, solved, known, RUNS[:1]) is solved  # none to evaluate it on
-    assert session.evaluations.refit == before
+def test_a_poor_schedule_is_replaced(
+    session: Session, known: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poor = Poor(known).solve(profile_of(known).schedule, 4)
+    monkeypatch.setattr("ertacache.calibration.refit.PlanSolver", Poor)
+    refitted = refit_budget(session, known, session.reference(RUNS), 4)
+    assert refitted.compute_steps == (0, 4, 7, 11)  # the uniform one
+    assert heldout_error(session, known, refitted) < 0.5 * heldout_error(session, known, poor)
 
 
-def test_prompts_that_are_not_fitted_on_run_along(session: Session, known: Profile) -> None:
-    policy, latents = solve(known, speedup=4.0), session.reference(RUNS)
-    plans, errors = [], []
-    for fitted in (None, 2):
-        stepper = RefitStepper(
-            latents,
-            compute_steps=policy.compute_steps,
-            nominal=known.nominal,
-            fit=Fit(),
-            fitted=fitted,
-        )
-        session.lockstep(RUNS, policy, stepper)
-        plans.append(stepper.plan())
-        errors.append(stepper.error)
-    whole, half = plans
-    assert not torch.equal(whole.coefficients, half.coefficients)
-    final = session.lockstep(RUNS[2:], replace(policy, plan=half))
-    assert typical_distance(final, latents[-1][2:]) == pytest.approx(errors[1], rel=1e-3)
+def test_one_prompt_is_not_refitted(session: Session, known: Policy) -> None:
+    reference, before = session.reference(RUNS[:1]), session.evaluations.total
+    found = refit_budget(session, known, reference, STEPS // 4)
+    assert session.evaluations.total == before  # no other to evaluate it on
+    solved = solve(known, compute_steps=STEPS // 4).default
+    assert coefficients(found).equal(coefficients(solved))
+    assert found.measured_error is None
+
+
+def coefficients(fitted: FittedPlan) -> torch.Tensor:
+    assert isinstance(fitted.plan, TrajectoryPlan)
+    return fitted.plan.coefficients
+
+
+def test_a_budget_without_a_plan(
+    session: Session, known: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing is predicted to help, plain reuse is what a refit has to beat."""
+    monkeypatch.setattr(PlanSolver, "solve", lambda *_: None)
+    found = refit_budget(session, known, session.reference(RUNS), 3)
+    assert len(found.compute_steps) == 3
+    assert found.measured_error is not None
+    plain = PlanSolver(known).plain(profile_of(known).schedule, 3)
+    assert found.measured_error < (plain.predicted_error or 0)
 
 
 def test_a_saved_policy_is_refitted_for_another_budget(
-    tiny: Any, tiny_profile: Profile, tmp_path: Path
+    tiny: Any, tiny_known: Policy, tmp_path: Path
 ) -> None:
-    solve(tiny_profile, compute_steps=4).save(tmp_path / "policy.safetensors")
-    tiny_profile.save(tmp_path / "profile.safetensors")
+    policy = solve(tiny_known, compute_steps=4)
+    policy.save(tmp_path / "policy.safetensors")
+    tiny_known.save(tmp_path / "profile.safetensors")
     call, stages = tiny_call() | {"batch_size": 5}, list[str]()
     again = refit(
         tiny,
@@ -90,35 +115,110 @@ def test_a_saved_policy_is_refitted_for_another_budget(
         stage=lambda name: stages.append(name),
         **call,
     )
-    assert len(again.compute_steps) == 3
+    four, three = again.plans
+    assert len(three.compute_steps) == 3
+    assert torch.equal(coefficients(four), coefficients(policy.default))
     assert stages == ["refit", "validate"]
-    assert [row.method for row in again.validation] == ["policy", "plain reuse", "fewer steps"]
-    assert again.validation[0].prompts == len(TINY_HELDOUT)
-    assert again.profile is not None
-    assert again.profile.prompts == tiny_profile.prompts
+    assert [row.method for row in three.validation] == ["policy", "plain reuse", "fewer steps"]
+    assert three.validation[0].prompts == len(TINY_HELDOUT)
+    assert profile_of(again).runs == profile_of(tiny_known).runs
     halved = refit(tiny, str(tmp_path / "profile.safetensors"), speedup=8 / 3, **call)
-    assert isinstance(halved.plan, TrajectoryPlan)
-    assert isinstance(again.plan, TrajectoryPlan)
-    assert torch.equal(halved.plan.coefficients, again.plan.coefficients)
-    assert halved.validation == ()
+    assert torch.equal(coefficients(halved.default), coefficients(three))
+    assert halved.default.validation == ()
 
 
-def test_the_budget_of_a_policy_is_its_own(tiny: Any, tiny_profile: Profile) -> None:
-    solved = solve(tiny_profile, compute_steps=5)
+def test_the_budget_of_a_policy_is_its_own(tiny: Any, tiny_known: Policy) -> None:
+    solved = solve(tiny_known, compute_steps=5)
     call = {name: value for name, value in tiny_call().items() if name != "num_inference_steps"}
     refitted = refit(tiny, solved, refit_prompts=2, **call)  # the steps are the profile's
-    assert len(refitted.compute_steps) == 5
-    assert refitted.num_steps == TINY_STEPS
+    (plan,) = refitted.plans  # in place of the solved one
+    assert len(plan.compute_steps) == 5
+    assert plan.num_steps == TINY_STEPS
+    assert plan is not solved.default
 
 
-def test_what_cannot_be_refitted(tiny: Any, tiny_profile: Profile) -> None:
-    bare = solve(tiny_profile, compute_steps=5, embed_profile=False)
-    with pytest.raises(ValueError, match="carries no profile to refit: calibrate again"):
-        refit(tiny, bare, **tiny_call())
-    with pytest.raises(ValueError, match="exactly one of"):
-        refit(tiny, tiny_profile, **tiny_call())
-    with pytest.raises(ValueError, match="exactly one of"):
-        refit(tiny, tiny_profile, compute_steps=3, speedup=2.0, **tiny_call())
-    other = tiny_call() | {"num_inference_steps": 6}
-    with pytest.raises(ProfileError, match="num_steps is 6, was 8"):
-        refit(tiny, tiny_profile, compute_steps=3, **other)
+def test_another_number_of_steps_adds_a_plan(tiny: Any, tiny_known: Policy) -> None:
+    """From the profile of eight steps; the others stay, and a run of six steps follows it."""
+    policy = solve(solve(tiny_known, compute_steps=4), compute_steps=3)
+    call = tiny_call() | {"num_inference_steps": 6}
+    found = refit(tiny, policy, compute_steps=3, refit_prompts=2, heldout=TINY_HELDOUT[:1], **call)
+    assert found.plans[:2] == policy.plans
+    plan = found.plans[2]
+    assert (plan.num_steps, len(plan.compute_steps)) == (6, 3)
+    assert [row.computed_steps for row in plan.validation] == [3, 3, 3]
+    assert found.profile is policy.profile
+    again = refit(tiny, found, compute_steps=3, refit_prompts=2, **call)
+    assert again.plans[:2] == policy.plans
+    assert len(again.plans) == 3
+    assert torch.equal(coefficients(again.plans[2]), coefficients(plan))
+    with attach(tiny, found, compute_steps=3) as handle:
+        tiny("a circle", output_type="latent", **call)
+        assert handle.plan is plan
+        tiny("a circle", output_type="latent", **tiny_call())
+        assert handle.plan is policy.plans[1]
+
+
+def test_another_size_adds_a_plan(tiny: Any, tiny_known: Policy) -> None:
+    """Of the same schedule, for which it replaces the plan of the profiled size."""
+    call = tiny_call() | {"height": 48}
+    policy = solve(tiny_known, compute_steps=4)
+    (plan,) = refit(tiny, policy, compute_steps=4, refit_prompts=2, **call).plans
+    assert plan.fits(profile_of(tiny_known).schedule)
+    assert not torch.equal(coefficients(plan), coefficients(policy.default))
+
+
+def test_what_cannot_be_refitted(tiny: Any, tiny_known: Policy) -> None:
+    solved = solve(tiny_known, compute_steps=5)
+    bare = Policy(solved.fingerprint, plans=solved.plans)
+    with counting_rows(tiny.transformer) as rows:
+        with pytest.raises(PolicyError, match="the policy has no profile"):
+            refit(tiny, bare, **tiny_call())
+        with pytest.raises(PolicyError, match="no plan yet: give a speed-up"):
+            refit(tiny, tiny_known, **tiny_call())
+        with pytest.raises(ValueError, match="give one target, not speedup and compute_steps"):
+            refit(tiny, tiny_known, compute_steps=3, speedup=2.0, **tiny_call())
+        with pytest.raises(ValueError, match="refit_prompts must be at least 1"):
+            refit(tiny, tiny_known, compute_steps=3, refit_prompts=0, **tiny_call())
+    assert rows == []
+    for budget in (1, TINY_STEPS):
+        with pytest.raises(ValueError, match=f"cannot compute {budget} of 8 steps: 2 to 7 are"):
+            refit(tiny, tiny_known, compute_steps=budget, refit_prompts=1, **tiny_call())
+
+
+@pytest.fixture
+def references(monkeypatch: pytest.MonkeyPatch) -> list[Reference]:
+    """The full runs that are refitted on."""
+    seen: list[Reference] = []
+
+    def spy(session: Session, policy: Policy, reference: Reference, budget: int) -> FittedPlan:
+        seen.append(reference)
+        return refit_budget(session, policy, reference, budget)
+
+    monkeypatch.setattr("ertacache.calibration.refit.refit_budget", spy)
+    return seen
+
+
+def test_runs_keep_the_arguments_that_differ_between_them(
+    tiny: Any, references: list[Reference]
+) -> None:
+    """Also held-out ones; and each half of them, fitted on and evaluated on, has all values."""
+    short = tiny_call() | {"num_inference_steps": 4}
+    varied = short | {"guidance_scale": [2.0, 5.0]}
+    known = profile(tiny, TINY_PROMPTS[:4], **varied)
+    with pytest.raises(ValueError, match="guidance_scale is a list of values that the profiled"):
+        refit(tiny, known, compute_steps=2, **(short | {"guidance_scale": [2.0, 7.0]}))
+    plain = profile(tiny, TINY_PROMPTS[:1], **short)
+    with pytest.raises(ValueError, match="guidance_scale is a list of values that the profiled"):
+        refit(tiny, plain, compute_steps=2, **varied)
+    scales: list[float] = []
+
+    def read(_: Any, given: Any, arguments: dict[str, Any]) -> None:
+        scales.append(float(arguments["guidance"][0]))
+
+    hook = tiny.transformer.register_forward_pre_hook(read, with_kwargs=True)
+    refit(tiny, known, compute_steps=2, heldout=TINY_HELDOUT, **short)
+    hook.remove()
+    (reference,) = references
+    values = [dict(run.arguments)["guidance_scale"] for run in reference.runs]
+    assert values == [2.0, 5.0, 2.0, 5.0]
+    assert set(scales) == {2.0, 5.0}  # never the 3.5 of the call

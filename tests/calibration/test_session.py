@@ -11,14 +11,23 @@ from typing import Any
 import pytest
 import torch
 
+from ertacache.calibration import trial
 from ertacache.calibration.calibrate import calibrate
 from ertacache.calibration.paper import PASSES
 from ertacache.calibration.refit import FITS
-from ertacache.calibration.session import Evaluations, Session, number_runs, split_runs
+from ertacache.calibration.session import (
+    Evaluations,
+    Session,
+    group_runs,
+    interleave_runs,
+    number_runs,
+    split_runs,
+)
 from ertacache.calibration.solve import solve
+from ertacache.core.plans import TrajectoryPlan
 from ertacache.core.steppers import RefitStepper, Stepper
 from ertacache.formats.policy import Policy
-from ertacache.formats.profile import Profile, ProfiledPrompt
+from ertacache.formats.profile import ProfiledPrompt
 from tests.calibration.conftest import (
     TINY_HELDOUT,
     TINY_PROMPTS,
@@ -81,12 +90,14 @@ def test_reference_latents_are_taken_from_what_was_kept(tiny: Any) -> None:
         assert sum(rows) == TINY_STEPS  # of the third alone
         again = session.reference(runs[1:])
         assert sum(rows) == TINY_STEPS
-    assert len(found) == TINY_STEPS + 1
-    assert torch.equal(found[-1][:2], kept.run.latents[-1])
-    assert torch.equal(found[-1][1:], again[-1])
-    assert str(session.evaluations) == "profile 16 + refit 8 + validation 0 = 24"
+    assert found.runs == tuple(runs)
+    assert len(found.latents) == TINY_STEPS + 1
+    assert torch.equal(found.latents[-1][:2], kept.run.latents[-1])
+    assert torch.equal(found.latents[-1][1:], again.latents[-1])
+    assert found.schedule.same_run(kept.schedule)
+    assert str(session.evaluations) == "profile 16 + trial 0 + refit 8 + validation 0 = 24"
     fresh = Session(tiny, tiny_call(), batch_size=3).reference(runs)
-    assert torch.allclose(found[-1], fresh[-1], atol=1e-3)
+    assert torch.allclose(found.latents[-1], fresh.latents[-1], atol=1e-3)
 
 
 def test_only_what_is_to_be_kept_is_kept(tiny: Any) -> None:
@@ -96,9 +107,9 @@ def test_only_what_is_to_be_kept_is_kept(tiny: Any) -> None:
     assert session.evaluations == Evaluations(profile=2 * TINY_STEPS, refit=TINY_STEPS)
 
 
-def test_all_prompts_in_lockstep(tiny: Any, tiny_profile: Profile) -> None:
+def test_all_prompts_in_lockstep(tiny: Any, tiny_known: Policy) -> None:
     """One call of the pipeline; the network sees a few prompts at a time."""
-    policy = solve(tiny_profile, compute_steps=3)
+    policy = solve(tiny_known, compute_steps=3)
     session = Session(tiny, tiny_call(), batch_size=2)
     with counting_rows(tiny.transformer) as rows:
         together = session.lockstep(TINY_RUNS, policy)
@@ -109,9 +120,9 @@ def test_all_prompts_in_lockstep(tiny: Any, tiny_profile: Profile) -> None:
 
 
 def test_results_are_images_and_their_evaluations_are_counted(
-    tiny: Any, tiny_profile: Profile, clock: Any
+    tiny: Any, tiny_known: Policy, clock: Any
 ) -> None:
-    session, policy = Session(tiny, tiny_call()), solve(tiny_profile, compute_steps=3)
+    session, policy = Session(tiny, tiny_call()), solve(tiny_known, compute_steps=3)
     hook = tiny.transformer.proj_out.register_forward_hook(clock)
     full = session.generate(TINY_RUNS[:2])
     assert full.results.shape == (2, 3, 32, 32)
@@ -143,18 +154,19 @@ def test_progress_is_reported_by_stage(tiny: Any) -> None:
     assert seen == ["profile", (1, 2), "refit"]
 
 
-def parts(policy: Policy) -> tuple[int, int, int]:
-    """The three numbers in the provenance of a policy; their sum must be there too."""
+def parts(policy: Policy) -> tuple[int, int, int, int]:
+    """The four numbers in the provenance of a policy; their sum must be there too."""
     words = policy.provenance["network calls"].split()
-    assert words[0::3][:3] == ["profile", "refit", "validation"]
-    profile, refit, validation, total = (int(word) for word in words if word.isdigit())
-    assert profile + refit + validation == total
-    return profile, refit, validation
+    assert words[0::3][:4] == ["profile", "trial", "refit", "validation"]
+    *found, total = (int(word) for word in words if word.isdigit())
+    assert sum(found) == total
+    profile, trial, refit, validation = found
+    return profile, trial, refit, validation
 
 
 def validated(policy: Policy, prompts: int = len(TINY_HELDOUT)) -> int:
-    """The full run, the policy, plain reuse and fewer steps, each once per held-out prompt."""
-    computed = len(policy.compute_steps)
+    """The full run, the plan, plain reuse and fewer steps, each once per held-out prompt."""
+    computed = len(policy.default.compute_steps)
     return prompts * (TINY_STEPS + computed + max(2, computed) + computed)
 
 
@@ -165,20 +177,35 @@ def refits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     lockstep = Session.lockstep
 
     def spy(
-        session: Session, runs: Any, policy: Policy, stepper: Stepper | None = None
+        session: Session, runs: Any, policy: Policy, stepper: Stepper | None = None, **more: Any
     ) -> torch.Tensor:
         if isinstance(stepper, RefitStepper):
-            made.append(policy.compute_steps)
-        return lockstep(session, runs, policy, stepper)
+            made.append(policy.default.compute_steps)
+        return lockstep(session, runs, policy, stepper, **more)
 
     monkeypatch.setattr(Session, "lockstep", spy)
     return made
 
 
-@pytest.mark.parametrize("name", ["flux", "wan", "cogvideox"])
-@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Computed steps of the plans that are tried, as they are run."""
+    made: list[int] = []
+    run_plan = trial.run_plan
+
+    def spy(session: Session, reference: Any, plan: TrajectoryPlan, **more: Any) -> torch.Tensor:
+        made.append(len(plan.compute_steps))
+        return run_plan(session, reference, plan, **more)
+
+    monkeypatch.setattr(trial, "run_plan", spy)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_size"), [("flux", 1), ("flux", 2), ("wan", 1), ("cogvideox", 2)]
+)
 def test_the_count_is_the_formula_and_the_networks_own(
-    name: str, batch_size: int, refits: list[tuple[int, ...]]
+    name: str, batch_size: int, refits: list[tuple[int, ...]], trials: list[int]
 ) -> None:
     pipe, prompts = CASES[name].build(), TINY_PROMPTS[:3]
     with counting_rows(pipe.transformer) as rows:
@@ -190,30 +217,35 @@ def test_the_count_is_the_formula_and_the_networks_own(
             batch_size=batch_size,
             **tiny_call(name),
         )
-    profile, refit, validation = parts(policy)
+    profile, trial, refit, validation = parts(policy)
     assert profile == TINY_STEPS * len(prompts)
-    # The larger half of the prompts evaluates the policy as it is. Then its compute schedule with
-    # all fits, and the uniform one, run on all of them, and the best, if it is better, once more.
+    # Plans are tried on the larger half of the prompts, which is decoded once in full and once
+    # with the plan of the middle budget.
+    assert set(trials) == {2, 4, 5}
+    assert trial == 2 * sum(trials) + 2 * (TINY_STEPS + 4)
+    # The same half evaluates the plan as it is. Then its compute schedule with all fits, and the
+    # uniform one, run on all prompts, and the best, if it is better, once more.
     assert refit == 4 * 2 + sum(len(steps) * len(prompts) for steps in refits)
     tried = len(FITS) - 1 + len(set(refits))
     assert len(refits) in {tried, tried + 1}
     assert validation == validated(policy, prompts=1)
     branches = 1 if name == "flux" else 2  # guidance: two rows, or two calls, for one prompt
-    assert sum(rows) == branches * (profile + refit + validation)
+    assert sum(rows) == branches * (profile + trial + refit + validation)
     assert max(rows) <= batch_size * (2 if name == "cogvideox" else 1)
 
 
 def test_what_a_file_saves_and_what_it_does_not(
-    tiny: Any, tmp_path: Path, refits: list[tuple[int, ...]]
+    tiny: Any, tmp_path: Path, refits: list[tuple[int, ...]], trials: list[int]
 ) -> None:
     path = tmp_path / "profile.safetensors"
     call = {"heldout": TINY_HELDOUT, "compute_steps": 4, "profile_path": path} | tiny_call()
     bare = calibrate(tiny, TINY_PROMPTS, refit=False, **call)
-    assert parts(bare) == (TINY_STEPS * len(TINY_PROMPTS), 0, validated(bare))
+    assert parts(bare) == (TINY_STEPS * len(TINY_PROMPTS), 0, 0, validated(bare))
     # All runs are in the file, but not their latents: those of the refit are run again.
     again = calibrate(tiny, TINY_PROMPTS, refit_prompts=2, **call)
-    profile, refit, validation = parts(again)
+    profile, trial, refit, validation = parts(again)
     assert (profile, validation) == (0, validated(again))
+    assert trial == sum(trials) + TINY_STEPS + 4
     assert refit == 2 * TINY_STEPS + 4 * 1 + 4 * 2 * len(refits)
     assert refits
     with pytest.raises(ValueError, match="refit_prompts must be at least 1"):
@@ -225,11 +257,69 @@ def test_the_papers_calibration_is_counted(tiny: Any) -> None:
     call = {"heldout": TINY_HELDOUT, "method": "paper", "batch_size": 2} | tiny_call()
     once = calibrate(tiny, prompts, threshold=0.9, rectify=False, **call)
     every = TINY_STEPS * len(prompts)
-    assert parts(once) == (every, every, validated(once))
+    assert parts(once) == (every, 0, every, validated(once))
     twice = calibrate(tiny, prompts, threshold=0.9, **call)
-    assert parts(twice)[1] == 2 * every
-    assert twice.provenance["threshold"] == "0.9"
-    _, refit, _ = parts(calibrate(tiny, prompts, compute_steps=5, rectify=False, **call))
+    assert parts(twice)[2] == 2 * every
+    _, _, refit, _ = parts(calibrate(tiny, prompts, compute_steps=5, rectify=False, **call))
     runs, rest = divmod(refit, every)
     assert rest == 0
     assert 1 <= runs <= PASSES + 1
+
+
+GUIDANCE = {"guidance_scale": [2.0, 5.0, 7.0]}
+
+
+def test_values_are_spread_over_the_prompts_in_turn() -> None:
+    runs = number_runs(TINY_PROMPTS, 3, varied=GUIDANCE | {"eta": [0, 1]})
+    assert [run.prompt for run in runs] == TINY_PROMPTS
+    assert [run.seed for run in runs] == [3, 4, 5, 6, 7]
+    found = [dict(run.arguments) for run in runs]
+    assert [each["guidance_scale"] for each in found] == [2.0, 5.0, 7.0, 2.0, 5.0]
+    assert [each["eta"] for each in found] == [0, 1, 0, 1, 0]
+    assert [list(each) for each in found] == [["eta", "guidance_scale"]] * 5  # sorted by name
+    assert number_runs(TINY_PROMPTS, varied={}) == TINY_RUNS
+
+
+def test_lists_vary_only_where_the_pipeline_takes_none(tiny: Any) -> None:
+    call = GUIDANCE | {
+        "sigmas": [1.0, 0.5],  # a list is what it takes
+        "negative_prompt": ["black", "red"],
+        "height": 32,
+        "true_cfg_scale": (1.0, 2.0),  # no list
+        "joint_attention_kwargs": {"scale": [1, 2]},
+        "absent": [1, 2],  # an error of the pipeline's own
+        "max_sequence_length": [],
+        "num_images_per_prompt": [None, 1],
+    }
+    session = Session(tiny, call)
+    assert session.varied == GUIDANCE
+    assert session.call == {name: value for name, value in call.items() if name not in GUIDANCE}
+    assert session.number_runs(TINY_PROMPTS[:1])[0].arguments == (("guidance_scale", 2.0),)
+
+
+def test_batches_never_mix_values(tiny: Any) -> None:
+    session = Session(tiny, tiny_call() | GUIDANCE, batch_size=2)
+    runs = session.number_runs([*TINY_PROMPTS, *TINY_HELDOUT])
+    batches = session.batches(runs)
+    assert [[run.seed for run in batch] for batch in batches] == [[0, 3], [6], [1, 4], [2, 5]]
+    assert all(len({run.arguments for run in batch}) == 1 for batch in batches)
+    assert [len(group) for group in group_runs(runs)] == [3, 2, 2]
+    assert interleave_runs([run for batch in batches for run in batch]) == runs
+    scales = [session.arguments(batch)["guidance_scale"] for batch in batches]
+    assert scales == [2.0, 2.0, 5.0, 7.0]
+    assert session.arguments(batches[0], guidance_scale=3.0)["guidance_scale"] == 3.0
+
+
+def test_a_run_has_its_own_value(tiny: Any) -> None:
+    """In images and in reference latents, whatever the batch."""
+    session = Session(tiny, tiny_call() | GUIDANCE, batch_size=2)
+    runs = session.number_runs(TINY_PROMPTS[:2])
+    reference = session.reference(runs)
+    for place, run in enumerate(runs):
+        scale = GUIDANCE["guidance_scale"][place]
+        alone = Session(tiny, tiny_call() | {"guidance_scale": scale})
+        expected = alone.reference([ProfiledPrompt(run.prompt, run.seed)])
+        assert torch.equal(reference.latents[-1][place], expected.latents[-1][0])
+        assert tiny.guidance_scale == scale
+        session.generate([run])
+        assert tiny.guidance_scale == scale

@@ -25,15 +25,21 @@ from ertacache.calibration.validate import (
     validate,
     variants_of,
 )
-from ertacache.core.plans import PaperPlan
-from ertacache.formats.policy import Policy, ValidationRow
-from ertacache.formats.profile import Profile, ProfiledPrompt
+from ertacache.core.plans import PaperPlan, Target
+from ertacache.formats.fitted import FittedPlan, ValidationRow
+from ertacache.formats.policy import Policy
+from ertacache.formats.profile import ProfiledPrompt
 from tests.calibration.conftest import CALL, HELDOUT, PROMPTS, TINY_RUNS, TINY_STEPS
 
 
 @pytest.fixture(scope="module")
-def policy(tiny_profile: Profile) -> Policy:
-    return solve(tiny_profile, compute_steps=3)
+def policy(tiny_known: Policy) -> Policy:
+    return solve(tiny_known, compute_steps=3)
+
+
+@pytest.fixture(scope="module")
+def plan(policy: Policy) -> FittedPlan:
+    return policy.default
 
 
 class Scripted(Session):
@@ -42,43 +48,58 @@ class Scripted(Session):
     def __init__(self, levels: Sequence[float], seconds: Sequence[float], **more: Any) -> None:
         super().__init__(None, **more)  # type: ignore[arg-type]
         self._levels, self._seconds = iter(levels), iter(seconds)
-        self.made: list[tuple[int, Policy | None, int]] = []
+        self.made: list[tuple[int, Policy | None, int, Target | None]] = []
 
     def generate(
         self, runs: Sequence[ProfiledPrompt], policy: Policy | None = None, **changes: Any
     ) -> Generated:
-        self.made.append((len(runs), policy, changes["num_inference_steps"]))
+        steps = changes["num_inference_steps"]
+        self.made.append((len(runs), policy, steps, changes["target"]))
         image = torch.full((len(runs), 3, 4, 4), next(self._levels))
         return Generated(image, next(self._seconds), None)
 
 
-def test_the_alternatives_need_no_calibration(policy: Policy) -> None:
-    full, ours, plain, fewer = variants_of({"policy": policy})
+def test_the_alternatives_need_no_calibration(policy: Policy, plan: FittedPlan) -> None:
+    full, ours, plain, fewer = variants_of(policy, {"policy": plan})
     assert (full.name, full.policy, full.num_inference_steps) == ("full", None, TINY_STEPS)
-    assert (ours.policy, ours.computed_steps) == (policy, 3)
+    assert ours.policy is not None
+    assert ours.policy.plans == (plan,)
+    assert ours.policy.profile is None  # the plan and nothing else
+    assert ours.computed_steps == 3
     assert (fewer.policy, fewer.num_inference_steps, fewer.computed_steps) == (None, 3, 3)
     assert plain.policy is not None
-    assert plain.policy.compute_steps == (0, 4, 7)
-    assert isinstance(plain.policy.plan, PaperPlan)
-    assert plain.policy.plan.reuse == "velocity"
-    assert plain.policy.plan.gain is None
-    assert torch.equal(plain.policy.plan.sigmas, policy.sigmas)
+    reused = plain.policy.default
+    assert reused.compute_steps == (0, 4, 7)
+    assert isinstance(reused.plan, PaperPlan)
+    assert reused.plan.reuse == "velocity"
+    assert reused.plan.gain is None
+    assert torch.equal(reused.plan.sigmas, plan.sigmas)
     assert plain.policy.fingerprint == policy.fingerprint
 
 
 def test_alternatives_stand_once_for_each_number_of_computed_steps(
-    tiny_profile: Profile, policy: Policy
+    policy: Policy, plan: FittedPlan
 ) -> None:
-    other = solve(tiny_profile, compute_steps=1)
-    found = variants_of({"a": policy, "b": policy, "c": other})
+    other = solve(policy, compute_steps=2).plans[-1]
+    found = variants_of(policy, {"a": plan, "b": plan, "c": other})
     names = ["full", "a", "b", "c", "plain reuse", "fewer steps", "plain reuse", "fewer steps"]
     assert [variant.name for variant in found] == names
-    assert [variant.computed_steps for variant in found] == [8, 3, 3, 1, 3, 3, 2, 1]
-    assert len(plain_reuse(other).compute_steps) == 2  # the first and the last step at least
+    assert [variant.computed_steps for variant in found] == [8, 3, 3, 2, 3, 3, 2, 2]
+    assert plain_reuse(other).compute_steps == (0, 7)  # the first and the last step at least
+
+
+def test_a_pipeline_may_take_fewer_steps_than_it_is_asked_for(
+    policy: Policy, plan: FittedPlan
+) -> None:
+    """As in image to image: the eight steps of the plan are half of sixteen."""
+    found = variants_of(policy, {"policy": plan}, num_inference_steps=16)
+    assert [variant.num_inference_steps for variant in found] == [16, 16, 16, 6]
+    assert [variant.computed_steps for variant in found] == [8, 3, 3, 3]
 
 
 def test_variants_take_turns_on_every_batch(policy: Policy) -> None:
-    variants = [Variant("full", 8, None, 8), Variant("policy", 3, policy, 8)]
+    twice = Target(speedup=2.0)
+    variants = [Variant("full", 8, None, 8), Variant("policy", 3, policy, 8, twice)]
     session = Scripted([0.5, 0.5, 0.5, 0.6], [4.0, 1.0, 8.0, 2.0], batch_size=2)
     seen: list[tuple[str, int]] = []
     measure(
@@ -87,7 +108,12 @@ def test_variants_take_turns_on_every_batch(policy: Policy) -> None:
         TINY_RUNS[:3],
         observe=lambda variant, batch, result: seen.append((variant.name, len(result))),
     )
-    assert session.made == [(2, None, 8), (2, policy, 8), (1, None, 8), (1, policy, 8)]
+    assert session.made == [
+        (2, None, 8, None),
+        (2, policy, 8, twice),
+        (1, None, 8, None),
+        (1, policy, 8, twice),
+    ]
     assert seen == [("full", 2), ("policy", 2), ("full", 1), ("policy", 1)]
     full, ours = variants
     assert full.decibels == [100.0] * 3  # identical images count for this much in a mean
@@ -95,13 +121,32 @@ def test_variants_take_turns_on_every_batch(policy: Policy) -> None:
     assert (full.seconds, ours.seconds) == ([4.0, 8.0], [1.0, 2.0])
 
 
-def test_rows_are_means_of_decibels_and_medians_of_times(policy: Policy) -> None:
+def test_rows_are_means_of_decibels_and_medians_of_times(policy: Policy, plan: FittedPlan) -> None:
     levels = [0.5, 0.6, 0.6, 0.6, 0.5, 0.51, 0.6, 0.6, 0.5, 0.6, 0.6, 0.6]
     seconds = [4.0, 1.0, 2.0, 2.0, 4.0, 2.0, 2.0, 4.0, 100.0, 90.0, 2.0, 3.0]
-    ours, plain, fewer = validate(Scripted(levels, seconds), policy, TINY_RUNS[:3])
+    (found,) = validate(Scripted(levels, seconds), policy, [plan], TINY_RUNS[:3])
+    assert found.plan is plan.plan
+    ours, plain, fewer = found.validation
+    assert found.measured == ours
     assert (ours.method, ours.computed_steps, ours.prompts) == ("policy", 3, 3)
     assert ours.psnr == pytest.approx((20 + 40 + 20) / 3, abs=1e-3)
     assert (ours.speedup, plain.speedup, fewer.speedup) == (2.0, 2.0, 4 / 3)
+
+
+def test_each_plan_has_its_own_rows(policy: Policy, plan: FittedPlan) -> None:
+    """All run in one turn: the full run once, the alternatives once per number of steps."""
+    other = solve(policy, compute_steps=2).plans[-1]
+    levels = [0.5, 0.51, 0.6, 0.4, 0.4, 0.3, 0.3]
+    session = Scripted(levels, [8.0, 4.0, 2.0, 4.0, 4.0, 2.0, 2.0])
+    three, two = validate(session, policy, [plan, other], TINY_RUNS[:1])
+    assert len(session.made) == 7
+    for found, computed, speedup in ((three, 3, 2.0), (two, 2, 4.0)):
+        methods = [row.method for row in found.validation]
+        assert methods == ["policy", "plain reuse", "fewer steps"]
+        assert {row.computed_steps for row in found.validation} == {computed}
+        assert {row.speedup for row in found.validation} == {speedup}
+    assert three.validation[0].psnr == pytest.approx(40, abs=1e-3)
+    assert two.validation[0].psnr == pytest.approx(20, abs=1e-3)
 
 
 def row(method: str, psnr: float, speedup: float = 2.0) -> ValidationRow:
@@ -137,13 +182,13 @@ def test_a_policy_that_is_not_recommended() -> None:
     )
 
 
-def test_a_missed_target_is_reported(policy: Policy) -> None:
-    measured = replace(policy, validation=(replace(row("policy", 39.96), computed_steps=3),))
+def test_a_missed_target_is_reported(plan: FittedPlan) -> None:
+    measured = replace(plan, validation=(replace(row("policy", 39.96), computed_steps=3),))
     sentence = "target missed: 41.0 dB asked for, 40.0 dB measured"
     assert missed_target(replace(measured, target_psnr=41.0)) == sentence
     assert missed_target(replace(measured, target_psnr=39.96)) is None
     assert missed_target(measured) is None  # another target
-    assert missed_target(replace(policy, target_psnr=41.0)) is None  # not measured
+    assert missed_target(replace(plan, target_psnr=41.0)) is None  # not measured
 
 
 @pytest.mark.parametrize("steps", [4, 8])
@@ -159,10 +204,11 @@ def test_a_few_steps_are_not_worth_it(
     monkeypatch.setattr(pipe.transformer, "forward", distilled)
     call = CALL | {"num_inference_steps": steps}
     policy = calibrate(pipe, PROMPTS[:3], heldout=HELDOUT[:2], speedup=2.0, batch_size=3, **call)
-    measured = policy.validation[0]
+    rows = policy.default.validation
+    measured = rows[0]
     assert measured.psnr < 16
     assert measured.speedup == 2.0
-    verdict = recommend(policy.validation)
+    verdict = recommend(rows)
     assert not verdict.recommended
     figure = re.escape(f"{measured.psnr:.1f}")
     assert re.match(

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ertacache.cli import app
+from ertacache.formats.policy import Policy, ValidationRow
+from ertacache.models import zoo
 from ertacache.models.zoo import MODELS
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -85,12 +88,39 @@ def policy_file(profile_file: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def calibrated_file(policy_file: Path) -> Path:
+    """The same policy as if it had been measured."""
+    path, policy = policy_file.with_name("calibrated.safetensors"), Policy.load(policy_file)
+    rows = (
+        ValidationRow("policy", T // 2, psnr=46.54, speedup=1.9, prompts=24),
+        ValidationRow("plain reuse", T // 2, psnr=float("inf"), speedup=2, prompts=24),
+    )
+    measured = replace(policy.default, validation=rows, measured_error=0.0125)
+    replace(policy, plans=(measured,), unit_psnr=12.0).save(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def old_file(profile_file: Path) -> Path:
+    """A file with the format version of before."""
+    path = profile_file.with_name("old.safetensors")
+    path.write_bytes(profile_file.read_bytes().replace(rb"\"version\":2", rb"\"version\":1"))
+    return path
+
+
+@pytest.fixture(scope="session")
 def paper_file(profile_file: Path) -> Path:
     """A policy of the paper's method."""
     path = profile_file.with_name("paper.safetensors")
     result = invoke("solve", profile_file, "--speedup", 2, "--method", "paper", "-o", path)
     assert result.exit_code == 0, result.output
     return path
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever loads a model fails the test."""
+    monkeypatch.setattr(zoo, "load_pipeline", lambda *_, **__: pytest.fail("a model was loaded"))
 
 
 @pytest.fixture

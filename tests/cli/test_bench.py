@@ -68,7 +68,7 @@ def test_what_is_run_and_printed(tmp_path: Path, run: Run, monkeypatch: pytest.M
     ("options", "words"),
     [
         (["--budgets", "2,x"], "--budgets takes numbers separated by commas, got '2,x'"),
-        (["--budgets", "1"], "greater than 1"),
+        (["--budgets", "2,1"], "finite and greater than 1, got '2,1'"),
         (["--methods", "magic"], "no such method: magic"),
         (["--heldout", "absent.txt"], "cannot read prompts from 'absent.txt'"),
     ],

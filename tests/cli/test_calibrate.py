@@ -5,14 +5,27 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ertacache.calibration import calibrate, validate
 from ertacache.core.plans import PaperPlan
 from ertacache.formats.policy import Policy, ValidationRow
-from ertacache.formats.profile import Profile
-from tests.cli.conftest import Refused, Run
+from tests.cli.conftest import Refused, Run, T
+
+
+@pytest.fixture
+def given(policy_file: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The arguments of the calibration, which is not run."""
+    arguments: dict[str, Any] = {}
+
+    def made(*_: object, **values: object) -> Policy:
+        arguments.update(values)
+        return Policy.load(policy_file)
+
+    monkeypatch.setattr(calibrate, "calibrate", made)
+    return arguments
 
 
 def test_calibrate_measures_and_keeps_everything(
@@ -22,23 +35,31 @@ def test_calibrate_measures_and_keeps_everything(
     monkeypatch.setattr(validate, "recommend", lambda rows: validate.Verdict(True, "as if"))
     path, profile = tmp_path / "q.safetensors", tmp_path / "p.safetensors"
     options = ["--limit", 2, "--steps", 4, "--height", 32, "--width", 32]
-    options += ["--speedup", 2, "--profile", profile]
+    options += ["--speedup", 2, "--speedup", 1.3, "--profile", profile]
     result = run("calibrate", "emoji-flux", *options, "--heldout", prompts_file, "-o", path)
     assert result.exit_code == 0, result.output
     policy = Policy.load(path)
-    assert [row.method for row in policy.validation] == ["policy", "plain reuse", "fewer steps"]
-    assert {row.prompts for row in policy.validation} == {2}
+    assert [len(plan.compute_steps) for plan in policy.plans] == [2, 3]
+    for plan in policy.plans:
+        assert [row.method for row in plan.validation] == ["policy", "plain reuse", "fewer steps"]
+        assert {row.prompts for row in plan.validation} == {2}
     assert policy.provenance["command"].startswith("ertacache calibrate emoji-flux --limit 2")
-    assert Profile.load(profile).num_prompts == 2
-    assert "Measured on 2 held-out prompts" in result.stdout
-    assert "\nrecommended: as if\n" in result.stdout
-    # Two prompts of four steps; one evaluates the policy, then the candidates; two are validated.
-    refit = re.search(
-        r"^NFE +profile 8 \+ refit (\d+) \+ validation 20 = (\d+), one prompt", result.stdout, re.M
+    assert policy.provenance["model"] == "emoji-flux"
+    kept = Policy.load(profile)
+    assert kept.plans == ()
+    assert kept.profile is not None
+    assert kept.profile.num_runs == 2
+    assert result.stdout.count("Measured on 2 held-out prompts") == 2
+    assert result.stdout.count("\nrecommended: as if\n") == 2
+    # Two prompts of four steps; trials and refits; two prompts are validated in seven variants.
+    nfe = re.search(
+        r"^NFE +profile 8 \+ trial (\d+) \+ refit (\d+) \+ validation 38 = (\d+), one prompt",
+        result.stdout,
+        re.M,
     )
-    assert refit is not None
-    assert int(refit[2]) == 8 + int(refit[1]) + 20
-    assert f"refit {refit[1]} + validation 20" in policy.provenance["network calls"]
+    assert nfe is not None
+    assert int(nfe[3]) == 8 + int(nfe[1]) + int(nfe[2]) + 38
+    assert f"refit {nfe[2]} + validation 38" in policy.provenance["network calls"]
     assert result.stdout.splitlines()[-1] == f"{path}: the policy"
     assert result.stderr == ""
 
@@ -49,15 +70,41 @@ def test_exit_code_3_when_not_recommended(
     few = validate.Verdict(False, "4 steps are few")
     monkeypatch.setattr(validate, "recommend", lambda rows: few)
     path = tmp_path / "q.safetensors"
-    options = ["--limit", 2, "--steps", 4, "--threshold", 0.5, "--method", "paper"]
+    options = ["--limit", 2, "--steps", 4, "--compute-steps", 2, "--method", "paper"]
     options += ["--reuse", "velocity", "--no-adjust-timesteps", "--no-rectify"]
     result = run("calibrate", "emoji-flux", *options, "--no-refit", "-o", path)
     assert result.exit_code == 3
-    plan = Policy.load(path).plan
+    plan = Policy.load(path).default.plan
     assert isinstance(plan, PaperPlan)
     assert (plan.reuse, plan.gain) == ("velocity", None)
     assert "not recommended: 4 steps are few\n" in result.stdout
-    assert result.stdout.splitlines()[-1] == f"{path}: the policy, not recommended"
+    speedup = 4 / len(plan.compute_steps)
+    last = f"{path}: the policy, not recommended at {speedup:.2f}x"
+    assert result.stdout.splitlines()[-1] == last
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "value"),
+    [
+        ([], "speedup", None),  # the library has a default
+        (["--speedup", "2", "--speedup", "5"], "speedup", [2.0, 5.0]),
+        (["--compute-steps", "15", "--compute-steps", "7"], "compute_steps", [15, 7]),
+        (["--min-psnr", "45"], "min_psnr", 45.0),
+        (["--method", "paper", "--threshold", "0"], "threshold", 0.0),
+        (["--arg", "true_cfg_scale=[2,4]"], "true_cfg_scale", [2, 4]),
+        (["--refit-prompts", "3"], "refit_prompts", 3),
+        (["--no-refit"], "refit", False),
+        (["--batch-size", "2"], "batch_size", 2),
+    ],
+)
+def test_what_is_handed_on(
+    options: list[str], name: str, value: object, tmp_path: Path, run: Run, given: dict[str, Any]
+) -> None:
+    result = run("calibrate", "emoji-flux", *options, "-o", tmp_path / "q.safetensors")
+    assert result.exit_code == 0, result.output
+    targets = ("speedup", "compute_steps", "min_psnr", "threshold")
+    assert given[name] == value
+    assert all(given[other] is None for other in targets if other != name)
 
 
 @pytest.mark.parametrize(("measured", "code"), [(44.9, 3), (45.0, 0)])
@@ -69,51 +116,58 @@ def test_a_target_psnr_is_reached_or_missed(
     run: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given: dict[str, object] = {}
-
-    def made(*_: object, **arguments: object) -> Policy:
-        given.update(arguments)
-        rows = (ValidationRow("policy", 3, psnr=measured, speedup=2.0, prompts=4),)
-        return replace(Policy.load(policy_file), validation=rows, target_psnr=45.0)
-
-    monkeypatch.setattr(calibrate, "calibrate", made)
+    policy = Policy.load(policy_file)
+    rows = (ValidationRow("policy", T // 2, psnr=measured, speedup=2.0, prompts=4),)
+    plan = replace(policy.default, validation=rows, target_psnr=45.0)
+    monkeypatch.setattr(calibrate, "calibrate", lambda *_, **__: replace(policy, plans=(plan,)))
     path = tmp_path / "q.safetensors"
-    options = ["--min-psnr", 45, "--refit-prompts", 3, "--batch-size", 2]
-    result = run("calibrate", "emoji-flux", *options, "-o", path)
+    result = run("calibrate", "emoji-flux", "--min-psnr", 45, "-o", path)
     assert result.exit_code == code
     short = "target missed: 45.0 dB asked for, 44.9 dB measured\n" in result.stdout
     assert short == (code == 3)
-    ending = ", the closest of those tried" if code else ""
+    ending = ", target missed at 2.00x" if code else ""
     assert result.stdout.splitlines()[-1] == f"{path}: the policy{ending}"
-    assert (given["min_psnr"], given["refit_prompts"], given["batch_size"]) == (45.0, 3, 2)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "give exactly one of"),
-        (["--speedup", "2", "--max-error", "1"], "give exactly one of"),
-        (["--max-error", "1", "--method", "paper"], "predicts no error"),
+        (["--speedup", "2", "--compute-steps", "9"], "not --speedup and --compute-steps"),
+        (["--min-psnr", "40", "--speedup", "2"], "one kind of target, not --speedup and"),
+        (["--threshold", "0", "--min-psnr", "40", "--method", "paper"], "and --threshold"),
         (["--min-psnr", "40", "--method", "paper"], "predicts no error"),
-        (["--min-psnr", "40", "--speedup", "2"], "--max-error, --min-psnr and --threshold"),
         (["--threshold", "0.1"], "--threshold needs --method paper"),
         (["--speedup", "2", "--heldout", "absent.txt"], "cannot read prompts"),
-        (["--speedup", "90"], "speedup must be between"),
-        (["--compute-steps", "90"], "cannot compute 90 of 30 steps"),
         (["--speedup", "2", "--profile", "{output}"], "must be different files"),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_any_work(
+@pytest.mark.usefixtures("no_model")
+def test_what_cannot_be_is_refused_before_a_model_is_loaded(
+    options: list[str], words: str, tmp_path: Path, refused: Refused
+) -> None:
+    path = tmp_path / "q.safetensors"
+    given = [option.format(output=path) for option in options]
+    assert words in refused("calibrate", "emoji-flux", *given, "-o", path)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--speedup", "2", "--speedup", "90"], "speedup must be between 1 and 15, got 90"),
+        (["--compute-steps", "90"], "cannot compute 90 of 30 steps"),
+    ],
+)
+def test_a_target_that_does_not_fit_the_steps_is_refused_before_any_work(
     options: list[str],
     words: str,
     tmp_path: Path,
     refused: Refused,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(calibrate, "calibrate", lambda *a, **k: pytest.fail("it began"))
+    monkeypatch.setattr(calibrate, "profile_runs", lambda *_, **__: pytest.fail("it began"))
     path = tmp_path / "q.safetensors"
-    given = [option.format(output=path) for option in options]
-    assert words in refused("calibrate", "emoji-flux", *given, "-o", path)
+    assert words in refused("calibrate", "emoji-flux", *options, "-o", path)
     assert not path.exists()
 
 

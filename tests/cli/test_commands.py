@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import typer.main
 
 import ertacache.cli
 from ertacache.cli import app
+from ertacache.formats.policy import Policy
+from ertacache.models import zoo
 from tests.cli.conftest import Run, python
 
 GROUP = typer.main.get_command(app)
@@ -20,6 +25,7 @@ COMMANDS = (
     "merge",
     "solve",
     "calibrate",
+    "refit",
     "generate",
     "inspect",
     "bench",
@@ -52,6 +58,42 @@ def test_help_has_an_example_and_every_example_parses(name: str, run: Run) -> No
         assert (program, command) == ("ertacache", name)
         context = GROUP.commands[name].make_context(name, arguments)
         assert "output" in context.params or "file" in context.params
+
+
+@pytest.mark.parametrize(
+    "name", ["profile", "merge", "solve", "calibrate", "refit", "generate", "inspect", "bench"]
+)
+def test_every_example_runs(
+    name: str,
+    policy_file: Path,
+    profile_file: Path,
+    tmp_path: Path,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To its end, or until it loads its model: that far, all options and files were right."""
+
+    def load(model: str, dtype: object) -> None:
+        raise ValueError("as far as this")
+
+    monkeypatch.setattr(zoo, "load_pipeline", load)
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(policy_file, "policy.safetensors")
+    shutil.copy(profile_file, "profile.safetensors")
+    shutil.copy(profile_file, "part-1.safetensors")
+    policy = Policy.load(profile_file)
+    assert policy.profile is not None
+    runs = tuple(replace(run, seed=run.seed + 100) for run in policy.profile.runs)
+    replace(policy, profile=replace(policy.profile, runs=runs)).save("part-2.safetensors")
+    for prompts in ("prompts.txt", "heldout.txt", "mine.txt", "others.txt"):
+        Path(prompts).write_text(f"a cat of {prompts}\n")
+    for line in examples(run(name, "--help").stdout):
+        result = run(*shlex.split(line)[1:])
+        if name in ("merge", "solve", "inspect"):
+            assert result.exit_code == 0, result.output
+        else:
+            assert result.exit_code == 2
+            assert result.stderr.endswith(": as far as this\n")
 
 
 def test_without_a_command_the_help_is_shown(run: Run) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
-from ertacache.cli import app
+from ertacache.cli import app, group
+from ertacache.cli.console import Stages, print_line
 from ertacache.formats.policy import Policy
 from tests.cli.conftest import Run
 
@@ -20,7 +22,7 @@ def test_colour_only_where_it_is_wanted(policy_file: Path, run: Run) -> None:
 
 
 def test_output_without_unicode(policy_file: Path) -> None:
-    result = CliRunner(charset="ascii").invoke(app, ["inspect", str(policy_file), "--frontier"])
+    result = CliRunner(charset="ascii").invoke(app, ["inspect", str(policy_file)])
     assert result.exit_code == 0
     assert "#." in result.stdout
 
@@ -32,4 +34,21 @@ def test_control_characters_of_a_file_are_escaped(
     replace(Policy.load(policy_file), provenance={"note": "\x1b[2Jgone\nnew line"}).save(path)
     text = run("inspect", path).stdout
     assert "\x1b" not in text
-    assert "note          \\x1b[2Jgone new line\n" in text
+    assert "note          \\x1b[2Jgone\n" + " " * 14 + "new line\n" in text
+
+
+def test_lines_go_above_the_progress_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    with Stages() as stage:
+        progress = stage("generate")
+        group._report("solved a plan")
+        print_line("a result")
+        progress(1, 1)
+    found = capsys.readouterr()
+    assert "\x1b[2Ksolved a plan\n" in found.err  # the bar is erased first, and drawn again below
+    assert "generate" in found.err.split("solved a plan\n")[1]
+    assert "a result" in found.out.splitlines()  # not a terminal: where it belongs
+    assert "a result" not in found.err

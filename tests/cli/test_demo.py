@@ -1,4 +1,4 @@
-"""``demo``: the table, the images and the policies."""
+"""``demo``: the table, the images and the policy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image
 
 from ertacache.formats.policy import Policy
-from tests.cli.conftest import Run
+from tests.cli.conftest import Refused, Run
 
 
 def test_the_demo_in_small(run: Run, tmp_path: Path) -> None:
@@ -20,6 +20,13 @@ def test_the_demo_in_small(run: Run, tmp_path: Path) -> None:
     assert computed[("fewer", "steps")] in ("3", "2")
     image = Image.open(tmp_path / "out" / "comparison.png")
     assert image.height > 5 * 128  # full, 2x, difference, 3x, difference
-    for speedup, steps in ((2, 3), (3, 2)):
-        policy = Policy.load(tmp_path / "out" / f"emoji-flux-{speedup}x.safetensors")
-        assert len(policy.compute_steps) == steps
+    policy = Policy.load(tmp_path / "out" / "emoji-flux.safetensors")
+    assert [len(plan.compute_steps) for plan in policy.plans] == [3, 2]
+    assert policy.profile is not None
+    assert policy.frontier
+
+
+def test_too_few_steps_are_refused_before_any_work(tmp_path: Path, refused: Refused) -> None:
+    line = refused("demo", "--steps", 5, "-o", tmp_path / "out")
+    assert "speedup must be between 1 and 2.5, got 3" in line
+    assert list(tmp_path.iterdir()) == []

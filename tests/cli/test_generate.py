@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
+from ertacache.formats.policy import Policy
+from ertacache.integration.solve import PlanSolver
 from ertacache.models import zoo
 from ertacache.models.zoo import MODELS, load_pipeline
 from tests.cli.conftest import Refused, Run, T, Variant
@@ -78,20 +81,96 @@ def test_a_tolerated_difference_is_a_warning_of_one_line(
     result = run("generate", "emoji-flux", "a cat", *options, "-o", path)
     assert result.exit_code == 0
     assert result.stderr.splitlines() == [
-        "warning: the policy was calibrated under other conditions: guidance is 2.0, was 3.5"
+        "warning: the policy was calibrated under other conditions: guidance_scale is 2.0, was 3.5"
     ]
 
 
-def test_a_policy_for_another_pipeline(
-    tmp_path: Path, policy_file: Path, variant: Variant, refused: Refused
+def test_a_speedup_at_other_steps_and_sizes(tmp_path: Path, policy_file: Path, run: Run) -> None:
+    options = ["--policy", policy_file, "--speedup", 3, "--steps", 8, "--height", 32]
+    options += ["--width", 48, "--seeds", "0,1"]
+    result = run("generate", "emoji-flux", "a cat", *options, "-o", tmp_path)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert len(lines) == 2
+    assert all(": 2 steps computed, 6 reused, " in line for line in lines)
+    assert pixels(tmp_path / "000-seed0-a-cat.png").shape == (32, 48, 3)
+    # Solved once for both, and each message once.
+    solved, differs = result.stderr.splitlines()
+    assert solved.startswith("solved a plan for this sigma schedule: 2 of 8 steps computed, ")
+    assert "predicted PSNR to the full run" in solved
+    assert differs.startswith("the run differs from the calibrated ones: latent_shape is (")
+
+
+@pytest.mark.parametrize(
+    ("options", "computed"),
+    [
+        (["--speedup", "3"], f"2 steps computed, {T - 2} reused"),
+        (["--compute-steps", "4"], f"4 steps computed, {T - 4} reused"),
+        (["--speedup", "2", "--arg", "num_inference_steps=4"], "2 steps computed, 2 reused"),
+    ],
+)
+def test_a_profile_serves_any_target(
+    options: list[str], computed: str, tmp_path: Path, profile_file: Path, run: Run
 ) -> None:
+    path = tmp_path / "cat.png"
+    result = run("generate", "emoji-flux", "a cat", "--policy", profile_file, *options, "-o", path)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"{path}: {computed}, ")
+
+
+def test_a_psnr_takes_the_fewest_steps_that_are_predicted_to_reach_it(
+    tmp_path: Path, profile_file: Path, run: Run
+) -> None:
+    solver = PlanSolver(Policy.load(profile_file))
+    curve = solver.curve(solver.profile.schedule)
+    assert curve[3] > curve[4]
+    wanted = (solver.psnr(curve[3]) + solver.psnr(curve[4])) / 2
+    options = ["--policy", profile_file, "--min-psnr", wanted]
+    result = run("generate", "emoji-flux", "a cat", *options, "-o", tmp_path / "cat.png")
+    assert result.exit_code == 0, result.output
+    assert f": 4 steps computed, {T - 4} reused, " in result.stdout
+
+
+def test_a_psnr_out_of_reach_computes_every_step_with_a_warning(
+    tmp_path: Path, policy_file: Path, run: Run
+) -> None:
+    options = ["--policy", policy_file, "--min-psnr", 300]
+    result = run("generate", "emoji-flux", "a cat", *options, "-o", tmp_path / "cat.png")
+    assert result.exit_code == 0, result.output
+    assert f": {T} steps computed, 0 reused, " in result.stdout
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("warning: no plan is predicted to reach 300 dB in this run of")
+
+
+def test_a_policy_serves_another_shift(
+    tmp_path: Path, policy_file: Path, variant: Variant, run: Run
+) -> None:
+    options = ["--policy", policy_file, "--arg", "max_sequence_length=16", "--height", 64]
     out = tmp_path / "out"
-    line = refused("generate", variant(shift=1.0), "a cat", "--policy", policy_file, "-o", out)
-    assert "calibrated for another pipeline: scheduler_config.shift is 1.0, was 3.0" in line
-    line = refused(
-        "generate", "emoji-flux", "a cat", "--policy", policy_file, "--steps", T + 1, "-o", out
-    )
-    assert f"the policy is for {T}" in line
+    result = run("generate", variant(shift=1.0), "a cat", *options, "--width", 64, "-o", out)
+    assert result.exit_code == 0, result.output
+    assert f"{T // 2} steps computed, {T // 2} reused" in result.stdout
+    assert result.stderr.startswith("solved a plan for this sigma schedule")
+
+
+def test_a_policy_for_another_network_is_refused(
+    tmp_path: Path, policy_file: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zoo, "load_pipeline", lambda model, dtype=None: tiny.flux())
+    out = tmp_path / "out"
+    line = refused("generate", "some/model", "a cat", "--policy", policy_file, "-o", out)
+    assert "calibrated for another pipeline: denoiser_hash is " in line
+    assert not out.exists()
+
+
+def test_plans_without_a_profile_serve_their_own_runs_only(
+    tmp_path: Path, policy_file: Path, refused: Refused
+) -> None:
+    bare, out = tmp_path / "bare.safetensors", tmp_path / "out"
+    replace(Policy.load(policy_file), profile=None).save(bare)
+    arguments = ["generate", "emoji-flux", "a cat", "--policy", bare, "-o", out]
+    line = refused(*arguments, "--steps", T + 1)
+    assert f"the run has {T + 1} steps, but the plan is for {T}" in line
     assert not out.exists()
 
 
@@ -104,13 +183,31 @@ def test_a_policy_for_another_pipeline(
         (["a cat", "--seeds", "1,x"], "--seeds takes numbers"),
         (["a cat", "--seeds", "-1"], "--seeds takes numbers"),
         (["a cat", "--compare"], "--compare needs a --policy"),
+        (["a cat", "--speedup", "3"], "--speedup needs a --policy"),
+        (["a cat", "--compute-steps", "3"], "--compute-steps needs a --policy"),
+        (["a cat", "--min-psnr", "40"], "--min-psnr needs a --policy"),
         (["a cat", "--policy", "absent"], "cannot load 'absent': No such file"),
+        (["a cat", "--policy", "{profile}"], "give --speedup, --compute-steps or --min-psnr"),
+        (
+            ["a cat", "--policy", "{profile}", "--speedup", "2", "--min-psnr", "40"],
+            "give one kind of target, not --speedup and --min-psnr",
+        ),
     ],
 )
-def test_wrong_options(options: list[str], words: str, tmp_path: Path, refused: Refused) -> None:
+@pytest.mark.usefixtures("no_model")
+def test_wrong_options(
+    options: list[str], words: str, tmp_path: Path, profile_file: Path, refused: Refused
+) -> None:
     out = tmp_path / "out"
-    assert words in refused("generate", "emoji-flux", *options, "-o", out)
+    given = [option.format(profile=profile_file) for option in options]
+    assert words in refused("generate", "emoji-flux", *given, "-o", out)
     assert not out.exists()
+
+
+def test_an_argument_of_several_values_is_refused(tmp_path: Path, refused: Refused) -> None:
+    arguments = ["generate", "emoji-flux", "a cat", "--arg", "true_cfg_scale=[2,4]"]
+    line = refused(*arguments, "-o", tmp_path / "cat.png")
+    assert "generate takes one value of true_cfg_scale, not a list" in line
 
 
 def test_a_video_pipeline_writes_videos(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import warnings
+from pathlib import Path
 
 import pytest
 
+from ertacache.report import page
 from tests.cli.conftest import Run, python
 
 
@@ -25,3 +29,33 @@ def test_wrong_options_are_one_line(arguments: list[str], run: Run) -> None:
     assert result.exit_code == 2
     assert result.stdout == ""
     assert re.fullmatch(r"error: [^\n]+\n", result.stderr)
+
+
+def test_messages_of_the_library_are_lines_each_once(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = logging.getLogger("ertacache")
+    before = (logger.level, list(logger.handlers))
+
+    def make_page(paths: object) -> str:
+        for _ in range(2):
+            logger.info("solved a plan: %d of %d steps computed", 8, 24)
+            logging.getLogger("ertacache.integration.identity").info("the run\n differs \x1b[31m")
+        logger.debug("a detail")
+        logger.warning("replacing the attached policy")
+        warnings.warn("every step is computed", stacklevel=1)
+        logging.getLogger("diffusers").info("of another library")
+        return "<html>"
+
+    monkeypatch.setattr(page, "make_page", make_page)
+    for _ in range(2):  # once per command
+        result = run("report", "a.json", "-o", tmp_path / "page.html")
+        assert result.exit_code == 0, result.output
+        assert result.stderr.splitlines() == [
+            "solved a plan: 8 of 24 steps computed",
+            "the run differs \\x1b[31m",
+            "warning: replacing the attached policy",
+            "warning: every step is computed",
+        ]
+        assert result.stdout == f"Report in {tmp_path / 'page.html'}\n"
+        assert (logger.level, list(logger.handlers)) == before

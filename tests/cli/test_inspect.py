@@ -5,55 +5,89 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ertacache.formats.policy import Policy, ValidationRow
-from ertacache.formats.profile import Profile
+import pytest
+
+from ertacache.core.plans import TrajectoryPlan
+from ertacache.formats.policy import Policy
+from ertacache.integration.solve import PlanSolver
 from tests.cli.conftest import Refused, Run, T
+
+pytestmark = pytest.mark.usefixtures("no_model")
+
+
+def mask(steps: tuple[int, ...]) -> str:
+    return "".join("█" if k in steps else "·" for k in range(T))
+
+
+def frontier(text: str) -> dict[int, list[str]]:
+    """The rows of the frontier by their number of computed steps."""
+    rows = [line.split() for line in text.split("Frontier: ")[1].splitlines()]
+    return {int(row[0]): row for row in rows if row and row[0].isdigit()}
 
 
 def test_inspect_a_policy(policy_file: Path, run: Run) -> None:
-    policy = Policy.load(policy_file)
+    plan = Policy.load(policy_file).default
     text = run("inspect", policy_file).stdout
-    mask = "".join("█" if k in policy.compute_steps else "·" for k in range(T))
-    assert f"step mask     {mask}\n" in text
-    for words in ("trajectory", "FluxPipeline", "embedded, 3 prompts", "ertacache solve", "shift="):
+    assert f"step mask     {mask(plan.compute_steps)}\n" in text
+    assert f"profile       a profile of 3 runs of {T} steps\n" in text
+    for words in ("trajectory", "FluxPipeline", "ertacache solve", "shift=", "guidance_scale 3.5"):
         assert words in text
+    assert "validation    none: not measured on held-out prompts" in text
     assert "output 1" not in text
     text = run("inspect", policy_file, "--coefficients").stdout
-    assert f"{policy.plan.coefficients[-1, 0, 1].item():.6f}" in text  # type: ignore[union-attr]
+    assert isinstance(plan.plan, TrajectoryPlan)
+    assert f"{plan.plan.coefficients[-1, 0, 1].item():.6f}" in text
 
 
-def test_inspect_the_paper(paper_file: Path, run: Run) -> None:
+def test_inspect_the_paper(paper_file: Path, profile_file: Path, run: Run) -> None:
     text = run("inspect", paper_file, "--coefficients").stdout
     assert "method        paper" in text
     assert "gain" in text
+    assert frontier(text) == frontier(run("inspect", profile_file).stdout)
 
 
-def test_inspect_shows_what_was_measured(policy_file: Path, tmp_path: Path, run: Run) -> None:
-    path = tmp_path / "q.safetensors"
-    rows = (
-        ValidationRow("policy", 3, psnr=46.54, speedup=1.9, prompts=24),
-        ValidationRow("plain reuse", 3, psnr=float("inf"), speedup=2, prompts=24),
-    )
-    replace(Policy.load(policy_file), validation=rows).save(path)
-    lines = [line.split() for line in run("inspect", path).stdout.splitlines()]
+def test_inspect_shows_what_was_measured(calibrated_file: Path, run: Run) -> None:
+    text = run("inspect", calibrated_file).stdout
+    lines = [line.split() for line in text.splitlines()]
     assert ["policy", "3", "1.90x", "46.5", "dB"] in lines
     assert ["plain", "reuse", "3", "2.00x", "identical"] in lines
+    # 12 dB - 20 log10(0.0125) = 50.1 dB: the unit and the error of the file.
+    plan = Policy.load(calibrated_file).default
+    row = ["3", "2.00x", "0.0125", "50.1", "dB", "46.5", "dB", mask(plan.compute_steps)]
+    rows = frontier(text)
+    assert rows.pop(3) == row
+    assert all(len(others) == len(row) - 2 for others in rows.values())  # predicted only
 
 
 def test_inspect_a_profile_and_its_frontier(profile_file: Path, run: Run) -> None:
-    text = run("inspect", profile_file, "--frontier").stdout
-    assert Profile.load(profile_file).prompts[0].prompt in text
-    budgets = [line.split()[0] for line in text.splitlines() if line.endswith(("█ ", "· "))]
-    assert budgets == [str(n) for n in range(2, T + 1)]
+    text = run("inspect", profile_file).stdout
+    policy = Policy.load(profile_file)
+    assert policy.profile is not None
+    assert policy.profile.runs[0].prompt in text
+    rows = frontier(text)
+    assert list(rows) == list(range(2, T + 1))
+    solver = PlanSolver(policy)
+    for known in solver.known:
+        computed, error = len(known.compute_steps), known.predicted_error
+        psnr = f"{solver.psnr(error):.1f}"
+        fewer, steps = f"{T / computed:.2f}x", mask(known.compute_steps)
+        assert rows[computed] == [str(computed), fewer, f"{error:.3g}", psnr, "dB", steps]
+    assert "predictions were not calibrated on the network: run ertacache calibrate" in text
+    assert "\nmethod" not in text
+
+
+def test_inspect_a_policy_without_a_profile(policy_file: Path, tmp_path: Path, run: Run) -> None:
+    bare = tmp_path / "bare.safetensors"
+    replace(Policy.load(policy_file), profile=None).save(bare)
+    text = run("inspect", bare).stdout
+    assert "profile       no profile\n" in text
+    assert "Frontier" not in text
 
 
 def test_inspect_refuses_what_is_not_there(
-    policy_file: Path, profile_file: Path, tmp_path: Path, refused: Refused
+    profile_file: Path, tmp_path: Path, refused: Refused
 ) -> None:
-    bare = tmp_path / "bare.safetensors"
-    replace(Policy.load(policy_file), profile=None).save(bare)
-    assert "no profile in it" in refused("inspect", bare, "--frontier")
-    assert "only a policy has coefficients" in refused("inspect", profile_file, "--coefficients")
+    assert "only a plan has coefficients" in refused("inspect", profile_file, "--coefficients")
     assert "No such file" in refused("inspect", tmp_path / "absent")
     damaged = tmp_path / "damaged.safetensors"
     damaged.write_bytes(profile_file.read_bytes()[:-8])

@@ -40,3 +40,27 @@ def test_a_broken_folder_is_refused(
     (folder / "transformer" / "config.json").unlink()
     line = refused("profile", folder, "--prompts", prompts_file, "-o", tmp_path / "p")
     assert "cannot load the pipeline" in line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["inspect", "{old}"],
+        ["solve", "{old}", "--speedup", "2", "-o", "{new}"],
+        ["merge", "{old}", "-o", "{new}"],
+        ["refit", "{old}", "--speedup", "2"],
+        ["generate", "emoji-flux", "a cat", "--policy", "{old}", "-o", "{new}"],
+        ["profile", "emoji-flux", "-o", "{old}"],
+        ["calibrate", "emoji-flux", "-o", "{old}"],
+    ],
+)
+@pytest.mark.usefixtures("no_model")
+def test_a_file_of_an_old_format(
+    arguments: list[str], old_file: Path, tmp_path: Path, refused: Refused
+) -> None:
+    before, new = old_file.read_bytes(), tmp_path / "new.safetensors"
+    line = refused(*(each.format(old=old_file, new=new) for each in arguments))
+    assert str(old_file) in line
+    assert "it has a format of before version 2" in line
+    assert old_file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,16 +12,20 @@ import typer
 import typer.main
 
 import ertacache
-from ertacache.calibration.solve import PaperOptions, Target
+from ertacache.calibration.solve import PaperOptions
 from ertacache.cli import app
 from ertacache.cli.options import (
     CallOptions,
     Model,
     PromptOptions,
+    RunBudget,
+    RunTarget,
     TargetOptions,
     expand_bundles,
     parse_arguments,
 )
+from ertacache.core.plans import Target
+from tests.cli.conftest import Refused
 
 GROUP = typer.main.get_command(app)
 
@@ -31,7 +36,8 @@ GROUP = typer.main.get_command(app)
         ("profile", [PromptOptions, CallOptions]),
         ("solve", [TargetOptions]),
         ("calibrate", [TargetOptions, PromptOptions, CallOptions]),
-        ("generate", [CallOptions]),
+        ("refit", [RunBudget, CallOptions]),
+        ("generate", [RunTarget, CallOptions]),
         ("bench", [CallOptions]),
     ],
 )
@@ -75,12 +81,60 @@ def test_two_bundles_with_the_same_option_are_refused() -> None:
         expand_bundles(command)
 
 
-def test_a_target_has_the_fields_that_calibration_takes() -> None:
-    target = TargetOptions(speedup=2.0)
-    taken = {field.name for kind in (Target, PaperOptions) for field in fields(kind)}
-    assert set(target.given()) == taken
+def test_a_target_has_the_fields_that_the_library_takes() -> None:
+    targets = {field.name for field in fields(Target)}
+    taken = targets | {field.name for field in fields(PaperOptions)} | {"method", "threshold"}
+    assert set(TargetOptions(speedup=[2.0]).given()) == taken
     assert taken <= set(inspect.signature(ertacache.calibrate).parameters)
     assert taken <= set(inspect.signature(ertacache.solve).parameters)
+    assert set(RunTarget().given()) == targets
+    assert targets <= set(inspect.signature(ertacache.attach).parameters)
+    assert set(RunBudget().given()) <= set(inspect.signature(ertacache.refit).parameters)
+
+
+COMMANDS = {
+    "profile": ["emoji-flux", "-o", "{new}"],
+    "calibrate": ["emoji-flux", "-o", "{new}"],
+    "solve": ["{policy}", "-o", "{new}"],
+    "refit": ["{policy}", "-o", "{new}"],
+    "generate": ["emoji-flux", "a cat", "--policy", "{policy}", "-o", "{new}"],
+    "bench": ["emoji-flux", "-o", "{new}"],
+}
+BAD_NUMBERS = {
+    "--speedup": (["calibrate", "solve", "refit", "generate"], "nan inf 0 -2 0.5"),
+    "--compute-steps": (["calibrate", "solve", "refit", "generate"], "nan 0 -3 1"),
+    "--min-psnr": (["calibrate", "solve", "generate"], "nan inf -inf 0 -40"),
+    "--threshold": (["calibrate", "solve"], "nan inf -0.1"),
+    "--guidance": (["profile", "calibrate", "refit", "generate", "bench"], "nan inf"),
+    "--budgets": (["bench"], "nan inf 2,0 -2 1"),
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "number"),
+    [
+        (command, option, number)
+        for option, (commands, numbers) in BAD_NUMBERS.items()
+        for command in commands
+        for number in numbers.split()
+    ],
+)
+@pytest.mark.usefixtures("no_model")
+def test_a_bad_number_is_refused_before_a_model_is_loaded(
+    command: str, option: str, number: str, policy_file: Path, tmp_path: Path, refused: Refused
+) -> None:
+    new = tmp_path / "new"
+    given = [each.format(policy=policy_file, new=new) for each in COMMANDS[command]]
+    paper = ["--method", "paper"] if option == "--threshold" else []
+    line = refused(command, *given, *paper, option, number)
+    assert option in line
+    assert number in line or "a valid integer" in line
+    assert not new.exists()
+
+
+def test_one_bad_number_of_several_is_refused(policy_file: Path, refused: Refused) -> None:
+    line = refused("solve", policy_file, "--speedup", 2, "--speedup", "nan", "-o", policy_file)
+    assert line == "error: --speedup must be a finite number of at least 1, got nan"
 
 
 @pytest.mark.parametrize("name", ["prompt", "generator", "output_type"])

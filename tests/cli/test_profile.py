@@ -8,19 +8,29 @@ from pathlib import Path
 import pytest
 
 from ertacache.cli.console import Stages
+from ertacache.formats.policy import Policy
 from ertacache.formats.profile import Profile
 from ertacache.models.zoo import load_prompts
 from tests.cli.conftest import STEPS, Refused, Run, Variant
 
 
+def load(path: Path) -> tuple[Policy, Profile]:
+    """A policy without plans, and its profile."""
+    policy = Policy.load(path)
+    assert policy.plans == ()
+    assert policy.profile is not None
+    return policy, policy.profile
+
+
 def test_a_bundled_model_is_profiled_on_its_own_prompts(profile_file: Path) -> None:
-    profile = Profile.load(profile_file)
-    assert [run.prompt for run in profile.prompts] == load_prompts("emoji-flux", "calibration")[:3]
-    assert [run.seed for run in profile.prompts] == [0, 1, 2]
+    policy, profile = load(profile_file)
+    assert [run.prompt for run in profile.runs] == load_prompts("emoji-flux", "calibration")[:3]
+    assert [run.seed for run in profile.runs] == [0, 1, 2]
     assert profile.num_steps == int(STEPS)
     command = f"ertacache profile emoji-flux --limit 3 --steps {STEPS} -o {profile_file}"
-    assert profile.provenance["command"] == command
-    assert f"num_inference_steps={STEPS}" in profile.provenance["call"]
+    assert policy.provenance["command"] == command
+    assert policy.provenance["model"] == "emoji-flux"
+    assert f"num_inference_steps={STEPS}" in policy.provenance["call"]
 
 
 def test_options_reach_the_pipeline(tmp_path: Path, prompts_file: Path, run: Run) -> None:
@@ -31,13 +41,14 @@ def test_options_reach_the_pipeline(tmp_path: Path, prompts_file: Path, run: Run
     arguments = ["profile", "emoji-flux", "--prompts", prompts_file, *options, *more, *further]
     result = run(*arguments, "-o", path)
     assert result.stdout == f"{path}: a profile of 2 runs of 3 steps\n"
-    profile = Profile.load(path)
-    facts = profile.fingerprint
-    assert [(run.prompt, run.seed) for run in profile.prompts] == [
+    policy, profile = load(path)
+    facts = policy.fingerprint
+    assert [(run.prompt, run.seed) for run in profile.runs] == [
         ("a red apple", 7),
         ("a small dog on a blue background", 8),
     ]
-    assert (facts.guidance, facts.dtype, facts.num_steps) == (2.5, "bfloat16", 3)
+    assert facts.guidance["guidance_scale"] == (2.5,)
+    assert (facts.dtype, profile.num_steps) == ("bfloat16", 3)
     assert facts.latent_shape[0] == 16  # a quarter of 64 x 64
 
 
@@ -57,9 +68,9 @@ def test_an_interrupted_profile_keeps_its_runs_and_goes_on(
     assert result.stderr.splitlines() == [
         f"interrupted: the runs so far are in {path}; the same command continues from there"
     ]
-    assert Profile.load(path).num_prompts == 1
+    assert load(path)[1].num_runs == 1
     assert run(*arguments).exit_code == 0
-    again, straight = (Profile.load(file) for file in (path, profile_file))
+    again, straight = (Policy.load(file) for file in (path, profile_file))
     assert again.provenance["command"].endswith(str(path))  # once, for both runs of the command
     bare = [replace(each, provenance={}) for each in (again, straight)]
     bare[0].save(tmp_path / "again")
@@ -99,8 +110,8 @@ def test_wrong_options(options: list[str], words: str, tmp_path: Path, refused: 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--steps", "9"], f"num_steps is 9, was {STEPS}"),
-        (["--steps", STEPS, "--guidance", "2"], "guidance is 2.0, was 3.5"),
+        (["--steps", "9"], f"num_inference_steps is 9, was {STEPS}"),
+        (["--steps", STEPS, "--guidance", "2"], "guidance_scale is 2.0, was 3.5"),
         (["--steps", STEPS, "--dtype", "bfloat16"], "dtype is 'bfloat16', was 'float32'"),
     ],
 )
@@ -109,6 +120,5 @@ def test_a_profile_of_another_run_is_not_continued(
 ) -> None:
     before = profile_file.read_bytes()
     line = refused("profile", "emoji-flux", "--limit", 3, *options, "-o", profile_file)
-    assert "cannot continue the profile" in line
-    assert words in line
+    assert f"{str(profile_file)!r}: the profile there cannot be continued: {words}" in line
     assert profile_file.read_bytes() == before

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from ertacache.cli.writing import find_destination, side_by_side, slug, write
-from tests.cli.conftest import Refused
+from tests.cli.conftest import Refused, T
 
 
 def test_the_destination_of_results(tmp_path: Path) -> None:
@@ -57,6 +57,9 @@ def test_no_other_file_is_overwritten(tmp_path: Path, policy_file: Path, refused
     notes.write_text("mine")
     assert "will not overwrite" in refused("profile", "emoji-flux", "-o", notes)
     assert notes.read_text() == "mine"
-    assert "it is a policy, not a profile" in refused("profile", "emoji-flux", "-o", policy_file)
+    before, options = policy_file.read_bytes(), ["--limit", 4, "--steps", T]
+    line = refused("profile", "emoji-flux", *options, "-o", policy_file)
+    assert "holds fitted plans, which would be lost" in line
+    assert policy_file.read_bytes() == before
     assert "it is a folder" in refused("profile", "emoji-flux", "-o", tmp_path)
     assert "there is no folder" in refused("profile", "emoji-flux", "-o", tmp_path / "a" / "b")

@@ -15,7 +15,7 @@ import torch
 from diffusers.hooks import HookRegistry
 from torch import Tensor
 
-from ertacache.core.gram import Trajectory
+from ertacache.core.gram import Schedule, Trajectory
 from ertacache.core.plans import TrajectoryPlan
 from ertacache.core.sampler import run
 from ertacache.core.steppers import TrajectoryStepper, combine
@@ -24,10 +24,9 @@ from ertacache.integration.attach import attach
 from ertacache.integration.identity import find_denoisers, fingerprint
 from ertacache.integration.private_api import keeps_history
 from ertacache.integration.record import record
-from ertacache.integration.schedulers import first_order_update
 from tests.compatibility.rows import COMPUTED, STEPS, Row
 from tests.compatibility.watching import Calls, KeptOutput, Seen, counted, led, watched
-from tests.integration.setting import paper_plan, trajectory_plan
+from tests.integration.setting import fitted_plan, paper_plan, trajectory_plan
 
 # Relative to the largest value: ``add(v, alpha=a)`` rounds once, a product and a sum twice.
 ROUNDING = 1e-4
@@ -40,15 +39,14 @@ class Subject:
     row: Row
     pipe: Any
     run: Trajectory
-    sigmas: Tensor
-    update: Tensor
+    schedule: Schedule
     result: Tensor
     calls: Calls
     attributes: list[set[str]]
 
     @cached_property
     def plan(self) -> TrajectoryPlan:
-        return trajectory_plan(self.update, COMPUTED)
+        return trajectory_plan(self.schedule.nominal, COMPUTED)
 
     @cached_property
     def attached(self) -> tuple[Tensor, Seen]:
@@ -57,10 +55,11 @@ class Subject:
     def follow(self, plan: Any) -> tuple[Tensor, Seen]:
         """The output of a run with a policy attached, and what was observed."""
         shape, seen = self.run.latents[0].shape[1:], Seen()
-        facts = fingerprint(self.pipe, sigmas=self.sigmas, latent_shape=shape)
+        facts = fingerprint(self.pipe, latent_shape=shape)
+        policy = Policy(facts, plans=(fitted_plan(plan, self.schedule),))
         with (
             counted(self.pipe, seen),
-            attach(self.pipe, Policy(plan, self.sigmas, fingerprint=facts)),
+            attach(self.pipe, policy),
             watched(self.pipe, seen),
         ):
             return self.row.generate(self.pipe), seen
@@ -71,9 +70,8 @@ def make_subject(row: Row) -> Subject:
     kept = KeptOutput(pipe)
     with counted(pipe, seen), watched(pipe, seen):
         found = record(kept, **row.arguments())
-        run, sigmas = found.run, found.sigmas
-    update, result = first_order_update(pipe.scheduler), torch.as_tensor(kept.output[0])
-    return Subject(row, pipe, run, sigmas, update, result, seen.calls, attributes(pipe))
+    result = torch.as_tensor(kept.output[0])
+    return Subject(row, pipe, found.run, found.schedule, result, seen.calls, attributes(pipe))
 
 
 def attributes(pipe: Any) -> list[set[str]]:
@@ -123,7 +121,7 @@ def check_definition(subject: Subject) -> None:
         lambda x, sigma: next(outputs),
         subject.run.latents[0],
         TrajectoryStepper(subject.plan),
-        sigmas=subject.sigmas,
+        sigmas=subject.schedule.sigmas,
     )
     reached = [*seen.samples, seen.results[-1]]
     assert len(reached) == len(reference)
@@ -143,12 +141,12 @@ def check_steps(subject: Subject, seen: Seen, computed: dict[int, Tensor]) -> No
 def check_all_computed(subject: Subject) -> None:
     """With every step computed the result is that of the full run."""
     every = range(STEPS)
-    original = paper_plan(subject.sigmas, every, scale=1.0, rectified=False)
+    original = paper_plan(subject.schedule.sigmas, every, scale=1.0, rectified=False)
     result, seen = subject.follow(original)
     assert torch.equal(result, subject.result)
     assert seen.calls == subject.calls
     if not keeps_history(subject.pipe.scheduler):
-        own = TrajectoryPlan(tuple(every), subject.update[:, None])
+        own = TrajectoryPlan(tuple(every), subject.schedule.nominal[:, None])
         result, _ = subject.follow(own)
         size = max(1.0, float(subject.result.abs().max()))
         torch.testing.assert_close(result, subject.result, rtol=0, atol=ROUNDING * size)

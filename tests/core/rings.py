@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ertacache.core.flows import GaussianRing, rmse, shifted_sigmas
 from ertacache.core.frontier import FrontierPoint, solve_frontier
-from ertacache.core.gram import RunStatistics, Trajectory, profile_run
+from ertacache.core.gram import Gram, RunStatistics, Trajectory, profile_run
 from ertacache.core.plans import PaperPlan, Reuse, TrajectoryPlan
 from ertacache.core.sampler import Denoise, Euler, SolverFactory, run, run_reference
 from ertacache.core.simulate import Fit, System, schedule_mask
@@ -30,6 +30,10 @@ class Bench:
     statistics: RunStatistics
     heldout: Tensor
     target: Tensor
+
+    @property
+    def gram(self) -> Gram:
+        return self.statistics.gram
 
     def error(self, plan: TrajectoryPlan) -> float:
         latents = run(self.flow.velocity, self.heldout, TrajectoryStepper(plan), sigmas=self.sigmas)
@@ -53,7 +57,7 @@ def solved_third(
 ) -> tuple[Bench, FrontierPoint]:
     """A flow and its solved point with a third of the steps computed."""
     flow = bench(radius, width, num_steps, shift)
-    return flow, solve_frontier(flow.statistics, flow.nominal, budgets=[num_steps // 3]).points[0]
+    return flow, solve_frontier(flow.gram, flow.nominal, budgets=[num_steps // 3]).points[0]
 
 
 class Counted:
@@ -89,14 +93,14 @@ def refitted(
 
 
 def predicted_errors(
-    statistics: RunStatistics, nominal: Tensor, *, plan: TrajectoryPlan, sensitivity: float = 1.0
+    gram: Gram, nominal: Tensor, *, plan: TrajectoryPlan, sensitivity: float = 1.0
 ) -> Tensor:
     """Expected distance of each prompt's latents to its reference ones, shape (P, T + 1)."""
-    P = statistics.num_prompts
+    P = len(gram.products)
     fit = Fit(history=plan.history, sensitivity=sensitivity)
     z = plan.coefficients[:, 0].expand(P, -1, -1)
     mask = schedule_mask([plan.compute_steps], plan.num_steps).expand(P, -1)
-    return System(statistics.gram, nominal, fit).simulate(mask, torch.arange(P), z).errors
+    return System(gram, nominal, fit).simulate(mask, torch.arange(P), z).errors
 
 
 def measured_scales(

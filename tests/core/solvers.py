@@ -1,10 +1,29 @@
-"""Solvers that stand for schedulers other than Euler's: multistep ones, and one that scales."""
+"""Solvers that stand for schedulers other than Euler's, and the schedules of their runs."""
 
 from __future__ import annotations
 
 import torch
 from diffusers import UniPCMultistepScheduler
 from torch import Tensor
+
+from ertacache.core.gram import Schedule
+from ertacache.core.sampler import Euler, SolverFactory
+
+
+def schedule_of(
+    sigmas: Tensor,
+    *,
+    solver: SolverFactory = Euler,
+    nominal: Tensor | None = None,
+    begun: bool = True,
+) -> Schedule:
+    """The schedule of a solver's full run; its latents by a run on unit vectors."""
+    units = torch.eye(len(sigmas), dtype=torch.float64)
+    steps, rows = solver(sigmas), [units[0]]
+    for k, output in enumerate(units[1:]):
+        rows.append(steps.step(output, k, rows[-1]))
+    update = euler_update(sigmas) if nominal is None else nominal
+    return Schedule(sigmas, update, torch.stack(rows), torch.ones_like(sigmas), begun)
 
 
 class LinearSolver:

@@ -1,4 +1,4 @@
-"""Statistics of full runs: by hand, joined over prompts, added over pieces, from a later step."""
+"""Statistics of full runs: by hand, joined over prompts, added over pieces, resampled."""
 
 from __future__ import annotations
 
@@ -7,11 +7,24 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from ertacache.core import gram
 from ertacache.core.flows import GaussianRing, shifted_sigmas
-from ertacache.core.gram import RunStatistics, Trajectory, gram_of, profile_run
-from ertacache.core.sampler import run_reference
+from ertacache.core.gram import (
+    Gram,
+    RunStatistics,
+    Schedule,
+    Trajectory,
+    close,
+    gram_of,
+    interpolation_rows,
+    profile_run,
+    resample,
+)
+from ertacache.core.sampler import Euler, SolverFactory, run_reference
+from tests.core.rings import bench
+from tests.core.solvers import AdamsBashforth, ddim, schedule_of
 
 
 def ring_run(prompts: int = 4, points: int = 10) -> Trajectory:
@@ -89,12 +102,6 @@ def test_half_precision_runs_are_profiled_in_double() -> None:
         tuple(x.double() for x in half.latents), tuple(v.double() for v in half.outputs)
     )
     assert_same(profile_run(half), profile_run(wide), tolerance=0)
-
-
-def test_steps_from_a_later_one_are_those_of_a_run_that_begins_there() -> None:
-    full = ring_run()
-    later = Trajectory(full.latents[2:], full.outputs[2:])
-    assert_same(profile_run(full).from_step(2), profile_run(later), 1e-15)
 
 
 def test_named_places_and_products() -> None:
@@ -176,3 +183,159 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def part_of_steps(run: Trajectory, steps: int) -> Trajectory:
     return Trajectory(run.latents[: steps + 1], run.outputs[:steps])
+
+
+# Resampling
+
+
+def test_combinations_by_hand() -> None:
+    """The vectors (1, 0), (1, 1) and (0, 2): their sum has the square 1 / 2 (4 + 9)."""
+    vectors = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 2.0]], dtype=torch.float64)
+    rows = torch.tensor([[1.0, 1.0, 1.0], [0.0, 1.0, -0.5], [2.0, 0.0, 0.0]], dtype=torch.float64)
+    found = Gram(gram_of(list(vectors))[None]).combined(rows)
+    assert found.products[0].tolist() == [[6.5, 1.0, 2.0], [1.0, 0.5, 1.0], [2.0, 1.0, 2.0]]
+
+
+NODES = torch.tensor([1.0, 0.95, 0.7, 0.55, 0.5, 0.2, 0.05], dtype=torch.float64)
+
+
+def powers(at: Tensor, degree: int) -> Tensor:
+    return at[:, None] ** torch.arange(degree + 1)
+
+
+def test_cubics_are_interpolated_exactly() -> None:
+    at = torch.linspace(0.05, 1.0, 40, dtype=torch.float64)
+    rows = interpolation_rows(NODES, at)
+    torch.testing.assert_close(rows @ powers(NODES, 3), powers(at, 3), rtol=0, atol=1e-12)
+    assert int((rows != 0).sum(1).max()) == 4
+    assert (rows @ NODES**4 - at**4).abs().max() > 1e-5
+
+
+def test_values_at_the_nodes_are_those_of_the_nodes() -> None:
+    rows = interpolation_rows(NODES, NODES)
+    torch.testing.assert_close(rows, torch.eye(7, dtype=torch.float64), rtol=0, atol=1e-15)
+
+
+def test_outside_of_the_nodes_it_goes_on_in_a_line() -> None:
+    rows = interpolation_rows(NODES, torch.tensor([1.05, 0.0]))
+    ends = torch.zeros(2, 7, dtype=torch.float64)
+    ends[0, :2] = torch.tensor([2.0, -1.0])
+    ends[1, 5:] = torch.tensor([-1 / 3, 4 / 3])
+    torch.testing.assert_close(rows, ends, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_few_nodes_are_all_used(count: int) -> None:
+    nodes, at = NODES[:count], NODES[:1] - 0.02
+    found = interpolation_rows(nodes, at) @ powers(nodes, count - 1)
+    torch.testing.assert_close(found, powers(at, count - 1), rtol=0, atol=1e-12)
+
+
+def cubic(x: Tensor, sigma: Tensor) -> Tensor:
+    """A network that is a polynomial of sigma alone: then resampling is exact."""
+    waves = torch.arange(1, 9, dtype=torch.float64)
+    return (waves.sin() - waves.cos() * sigma + waves * sigma**2 - sigma**3).expand_as(x)
+
+
+@pytest.mark.parametrize("solver", [Euler, AdamsBashforth, ddim])
+@pytest.mark.parametrize(("num_steps", "shift"), [(30, 3.0), (7, 3.0), (25, 3.0), (12, 1.5)])
+def test_outputs_that_are_cubic_are_resampled_exactly(
+    solver: SolverFactory, num_steps: int, shift: float
+) -> None:
+    noise = torch.randn(3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ours, theirs = shifted_sigmas(30), shifted_sigmas(num_steps, shift)
+    assert theirs[-2] >= ours[-2]  # nothing lies outside of the nodes
+    profiled = profile_run(run_reference(cubic, noise, sigmas=ours)).gram
+    full = run_reference(cubic, noise, sigmas=theirs, solver=solver)
+    found = resample(profiled, schedule_of(ours), schedule_of(theirs, solver=solver))
+    torch.testing.assert_close(found.products, profile_run(full).inner, rtol=0, atol=1e-12)
+
+
+def relative_difference(a: Gram, b: Gram) -> float:
+    """The largest over all products, in units of the vectors' lengths."""
+    length = b.squares.sqrt()
+    return float(((a.products - b.products).abs() / (length[:, None] * length[:, :, None])).max())
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "shift", "solver"),
+    [
+        (20, 3.0, Euler),
+        (50, 3.0, Euler),
+        (30, 1.0, Euler),
+        (30, 5.0, Euler),
+        (20, 2.0, AdamsBashforth),
+    ],
+)
+@pytest.mark.parametrize(
+    ("radius", "width", "bound"), [(2.0, 0.3, 0.075), (4.0, 0.1, 0.11)], ids=["mild", "stiff"]
+)
+def test_runs_that_never_happened_are_close_to_those_that_do(
+    num_steps: int, shift: float, solver: SolverFactory, radius: float, width: float, bound: float
+) -> None:
+    flow, sigmas = bench(radius, width, 30, 3.0), shifted_sigmas(num_steps, shift)
+    full = run_reference(
+        flow.flow.velocity, flow.reference.latents[0], sigmas=sigmas, solver=solver
+    )
+    found = resample(flow.gram, schedule_of(flow.sigmas), schedule_of(sigmas, solver=solver))
+    assert relative_difference(found, profile_run(full).gram) < bound
+
+
+def test_the_same_schedule_is_the_profile_itself() -> None:
+    G, own = profile_run(ring_run()).gram, schedule_of(shifted_sigmas(6))
+    assert resample(G, own, schedule_of(shifted_sigmas(6) * (1 - 1e-6))) is G
+    moved = shifted_sigmas(6)
+    moved[3] += 1e-3  # another run, and nearly the same one
+    assert 1e-4 < (resample(G, own, schedule_of(moved)).products - G.products).abs().max() < 1e-2
+
+
+def test_a_run_from_a_later_step_is_the_end_of_the_full_run() -> None:
+    full, sigmas = ring_run(), shifted_sigmas(6)
+    later = Trajectory(full.latents[2:], full.outputs[2:])
+    found = resample(
+        profile_run(full).gram, schedule_of(sigmas), schedule_of(sigmas[2:], begun=False)
+    )
+    torch.testing.assert_close(found.products, profile_run(later).inner, rtol=0, atol=1e-12)
+
+
+def test_latents_of_another_scale() -> None:
+    """As under a scheduler that scales the network's input: any run, from either profile."""
+    own, G = schedule_of(shifted_sigmas(6)), profile_run(ring_run()).gram
+    scale = torch.tensor([10.0, 8.0, 5.0, 3.0, 2.0, 1.5, 1.0], dtype=torch.float64)
+    L = own.latents * scale[:, None]
+    L[:, 0] /= scale[0]
+    larger = replace(own, latents=L, scale=scale)
+    scaled = G.combined(torch.cat([scale, torch.ones(6, dtype=torch.float64)]).diag())
+    assert relative_difference(resample(G, own, larger), scaled) < 1e-12
+    assert relative_difference(resample(scaled, larger, own), G) < 1e-12
+    for run in (from_step(own, 4), from_step(larger, 4)):
+        assert not run.begun
+        ours, theirs = resample(G, own, run), resample(scaled, larger, run)
+        assert relative_difference(ours, theirs) < 1e-12
+
+
+def from_step(whole: Schedule, first: int) -> Schedule:
+    """The later steps of a run of first order."""
+    L = whole.latents[first:]
+    return Schedule(
+        whole.sigmas[first:],
+        whole.nominal[first:],
+        torch.cat([L[:, :1] / L[0, 0], L[:, 1 + first :]], dim=1),
+        whole.scale[first:],
+        begun=False,
+    )
+
+
+def test_what_is_the_same_run() -> None:
+    own = schedule_of(shifted_sigmas(6))
+    assert own.same_run(schedule_of(shifted_sigmas(6) * (1 + 1e-6)))
+    assert own.num_steps == 6
+    assert torch.equal(own.target, own.latents[-1])
+    for other in (
+        schedule_of(shifted_sigmas(7)),
+        schedule_of(shifted_sigmas(6, 3.01)),
+        schedule_of(shifted_sigmas(6), solver=AdamsBashforth),
+        replace(own, begun=False),
+    ):
+        assert not own.same_run(other)
+    assert not close(own.sigmas, own.sigmas * torch.nan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from ertacache.core.flows import shifted_sigmas
 from ertacache.core.plans import (
     PaperPlan,
+    Target,
     TrajectoryPlan,
     check_compute_steps,
     step_strip,
@@ -135,6 +137,46 @@ def test_a_speedup_outside_the_run_is_refused(speedup: float) -> None:
 def test_every_number_of_steps_is_that_of_its_own_speedup(size: tuple[int, int]) -> None:
     num_steps, budget = size
     assert steps_for_speedup(num_steps, num_steps / budget) == budget
+    assert Target(speedup=num_steps / budget).budget(num_steps) == budget
+
+
+@pytest.mark.parametrize(
+    ("target", "num_steps", "budget"),
+    [
+        (Target(speedup=1.0), 30, 30),
+        (Target(speedup=2.8), 30, 10),  # the rule of steps_for_speedup
+        (Target(speedup=3.0), 4, 2),  # at least two steps are computed
+        (Target(speedup=3.0), 1, 1),
+        (Target(compute_steps=7), 30, 7),
+        (Target(compute_steps=7), 5, 5),
+        (Target(compute_steps=1), 5, 1),
+        (Target(min_psnr=40.0), 30, None),
+        (Target(), 30, None),
+    ],
+)
+def test_the_budget_of_a_target(target: Target, num_steps: int, budget: int | None) -> None:
+    assert target.budget(num_steps) == budget
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", ["speedup", "min_psnr"])
+def test_targets_that_are_not_finite(name: str, number: float) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must be a finite number.*, got {number:g}"):
+        Target(**{name: number})
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ({"speedup": 0.0}, "speedup must be a finite number of at least 1, got 0"),
+        ({"speedup": 0.99}, "speedup must be a finite number of at least 1, got 0.99"),
+        ({"compute_steps": 0}, "compute_steps must be at least 1, got 0"),
+        ({"speedup": 2.0, "min_psnr": 30.0}, "give one target, not speedup and min_psnr"),
+    ],
+)
+def test_targets_that_are_none(target: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Target(**target)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

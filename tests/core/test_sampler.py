@@ -100,7 +100,7 @@ def test_the_target_is_whatever_the_scheduler_does(mild: Bench, solver: SolverFa
     reference = run_reference(velocity, noise, sigmas=sigmas, solver=solver)
     target = run_reference(velocity, mild.heldout, sigmas=sigmas, solver=solver).latents[-1]
     nominal = ddim_update(sigmas) if solver is ddim else euler_update(sigmas)
-    point = solve_frontier(profile_run(reference), nominal, budgets=[10]).points[0]
+    point = solve_frontier(profile_run(reference).gram, nominal, budgets=[10]).points[0]
     refit = refitted(
         velocity,
         reference.latents,

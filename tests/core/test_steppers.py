@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import Tensor
 
+from ertacache.core.distance import distances
 from ertacache.core.flows import GaussianRing, rmse, shifted_sigmas
 from ertacache.core.frontier import spread_schedule
 from ertacache.core.gram import Trajectory, profile_run
@@ -27,6 +31,7 @@ from ertacache.core.plans import PaperPlan, Reuse, TrajectoryPlan, uniform_sched
 from ertacache.core.sampler import Euler, SolverFactory, run, run_reference
 from ertacache.core.simulate import Fit, fit_plans
 from ertacache.core.steppers import (
+    FullStepper,
     GainFit,
     PaperStepper,
     RefitStepper,
@@ -35,7 +40,6 @@ from ertacache.core.steppers import (
     combine,
     fit_step,
     make_stepper,
-    typical_distance,
 )
 from tests.core.rings import (
     Bench,
@@ -102,6 +106,20 @@ def test_a_cache_kept_elsewhere_changes_nothing(mild: Bench, method: str) -> Non
     assert all(v.device == torch.device("cpu") for v in there.held())
 
 
+def test_a_full_run_is_the_solvers(mild: Bench) -> None:
+    stepper = FullStepper(30)
+    latents = run(
+        mild.flow.velocity, mild.heldout, stepper, sigmas=mild.sigmas, solver=AdamsBashforth
+    )
+    full = run_reference(
+        mild.flow.velocity, mild.heldout, sigmas=mild.sigmas, solver=AdamsBashforth
+    )
+    assert all(map(torch.equal, latents, full.latents))
+    assert list(stepper.held()) == []
+    with pytest.raises(ValueError, match="step 3 was reused in a full run"):
+        stepper.step(3, mild.heldout, None, no_step)
+
+
 # Closed-loop refit
 
 
@@ -146,7 +164,7 @@ def test_a_network_that_depends_on_sigma_alone_gives_the_plan_of_its_profile() -
     nominal = euler_update(sigmas)
     reference = run_reference(blind, noise, sigmas=sigmas)
     fit = Fit(history=2, sensitivity=0.0)
-    (open_loop,) = fit_plans(profile_run(reference), nominal, schedules=[steps], fit=fit)
+    (open_loop,) = fit_plans(profile_run(reference).gram, nominal, schedules=[steps], fit=fit)
     closed = refitted(
         blind, reference.latents, sigmas=sigmas, compute_steps=steps, nominal=nominal, fit=fit
     )
@@ -173,7 +191,7 @@ def test_a_refit_evaluates_the_network_once_per_computed_step(mild: Bench) -> No
 
 
 def test_the_refitted_plan_runs_as_it_was_fitted(mild: Bench) -> None:
-    """On the prompts that it was fitted on: the same latents, and the error is theirs."""
+    """On the prompts that it was fitted on: the same latents, at the distances that it reports."""
     steps, latents = (0, 5, 11, 20), mild.reference.latents
     stepper = RefitStepper(latents, compute_steps=steps, nominal=mild.nominal, fit=Fit())
     fitted = run(mild.flow.velocity, latents[0], stepper, sigmas=mild.sigmas)
@@ -181,21 +199,64 @@ def test_the_refitted_plan_runs_as_it_was_fitted(mild: Bench) -> None:
         mild.flow.velocity, latents[0], TrajectoryStepper(stepper.plan()), sigmas=mild.sigmas
     )
     assert all(torch.equal(a, b) for a, b in zip(fitted, again, strict=True))
-    assert stepper.error == typical_distance(fitted[-1], latents[-1])
+    assert torch.equal(stepper.distances, distances(fitted[-1], latents[-1]))
+    assert stepper.distances.shape == (16,)
     assert len(list(stepper.held())) == 4
 
 
-def test_prompts_beyond_the_fitted_ones_run_along_and_are_the_error(mild: Bench) -> None:
-    latents = mild.reference.latents
+def test_prompts_that_are_not_fitted_on_run_along(mild: Bench) -> None:
+    latents, fitted = mild.reference.latents, torch.tensor([1, 2, 5, 11])
     steps, nominal, fit = (0, 5, 11, 20), mild.nominal, Fit()
-    half = [x[:10] for x in latents]
-    some = RefitStepper(latents, compute_steps=steps, nominal=nominal, fit=fit, fitted=10)
-    only = RefitStepper(half, compute_steps=steps, nominal=nominal, fit=fit)
+    part = [x[fitted] for x in latents]
+    some = RefitStepper(latents, compute_steps=steps, nominal=nominal, fit=fit, fitted=fitted)
+    only = RefitStepper(part, compute_steps=steps, nominal=nominal, fit=fit)
+    assert bool((some.distances == torch.inf).all())
     run(mild.flow.velocity, latents[0], some, sigmas=mild.sigmas)
-    run(mild.flow.velocity, half[0], only, sigmas=mild.sigmas)
+    run(mild.flow.velocity, part[0], only, sigmas=mild.sigmas)
     assert torch.equal(some.coefficients, only.coefficients)
     end = run(mild.flow.velocity, latents[0], TrajectoryStepper(some.plan()), sigmas=mild.sigmas)
-    assert some.error == typical_distance(end[-1][10:], latents[-1][10:])
+    assert torch.equal(some.distances, distances(end[-1], latents[-1]))
+
+
+@pytest.mark.parametrize(
+    "fitted", [None, (0, 3, 9, 12), (0, 3, 9)], ids=["all", "some of both", "of one batch only"]
+)
+def test_two_batches_that_add_up_are_one(mild: Bench, fitted: tuple[int, ...] | None) -> None:
+    """Ten prompts and six, side by side: at every step each waits for the sums of the other."""
+    latents, batches = mild.reference.latents, (slice(0, 10), slice(10, 16))
+    parts, both = [torch.empty(0)] * 2, threading.Barrier(2)
+
+    def refit(batch: slice, reduce: Callable[[Tensor], Tensor] | None) -> RefitStepper:
+        inside = range(16)[batch]
+        chosen = [k - inside[0] for k in fitted or inside if k in inside]
+        stepper = RefitStepper(
+            [x[batch] for x in latents],
+            compute_steps=(0, 5, 11, 20),
+            nominal=mild.nominal,
+            fit=Fit(),
+            fitted=torch.tensor(chosen, dtype=torch.long),
+            reduce=reduce,
+        )
+        run(mild.flow.velocity, latents[0][batch], stepper, sigmas=mild.sigmas)
+        return stepper
+
+    def meet(number: int) -> RefitStepper:
+        def add(part: Tensor) -> Tensor:
+            parts[number] = part
+            both.wait(timeout=60)
+            total = parts[0] + parts[1]
+            both.wait(timeout=60)
+            return total
+
+        return refit(batches[number], add)
+
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(meet, range(2))
+    whole = refit(slice(0, 16), None)
+    assert torch.equal(one.coefficients, other.coefficients)
+    torch.testing.assert_close(one.coefficients, whole.coefficients, rtol=1e-6, atol=1e-9)
+    found = torch.cat([one.distances, other.distances])
+    torch.testing.assert_close(found, whole.distances, rtol=1e-6, atol=1e-9)
 
 
 def test_a_fitted_step_by_hand() -> None:
@@ -206,13 +267,6 @@ def test_a_fitted_step_by_hand() -> None:
     for ridge, a in ((0.0, -2.0), (1.0, -1.5), (1e9, -1.0)):
         z = fit_step(x, [v], target, nominal=nominal, ridge=ridge)
         assert z.tolist() == pytest.approx([1.0, a])
-
-
-def test_the_typical_distance_is_a_geometric_mean_and_never_0() -> None:
-    reached = torch.tensor([[3.0, 4.0], [30.0, 40.0]])
-    expected = math.sqrt(12.5) * math.sqrt(10)
-    assert typical_distance(reached, torch.zeros(2, 2)) == pytest.approx(expected)
-    assert 0 < typical_distance(reached, reached) < 1e-150
 
 
 # Algorithm 2

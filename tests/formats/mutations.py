@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["MUTATORS", "dump", "join", "seal", "split"]
+__all__ = ["MUTATORS", "dump", "edited", "join", "seal", "split"]
 
 ODD: list[Any] = [
     *(
@@ -33,8 +33,10 @@ ODD: list[Any] = [
     ),
     *(0.5, 1.0, -0.0, 1e308, 5e-324, float("nan"), float("inf"), float("-inf")),
     *("", "x", "x" * 3000, "\ud800", "\x00", "policy", "F32", "é", "0" * 64, "ertacache-profile"),
+    *("1", "1010", "1111", "10101", "paper", "velocity"),
     *([], [0], [[]], [1, 2, 3], [0, 0], [True], [-1], [2**62, 2**62], [0.0], [None] * 50),
-    *({}, {"a": 1}, {"method": "paper"}, [{"prompt": "a", "seed": 1, "elements": 1}]),
+    *({}, {"a": 1}, {"a": [1]}, {"guidance_scale": [3]}, {"method": "paper"}, [{"mask": "1111"}]),
+    [{"arguments": {}, "elements": 1, "prompt": "a", "seed": 1}],
 ]
 ODD_BYTES = [b"", b"\x00", b"\xff" * 8, b"{", b'{"a":', b"[" * 5000, b"NaN", b"\xed\xa0\x80"]
 ODD_NUMBERS = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e300, 5e-324, -1.0, 0.3]
@@ -72,6 +74,21 @@ def dump(value: object) -> str:
 def seal(inner: str, buffer: bytes) -> str:
     digest = hashlib.sha256(inner.encode() + buffer).hexdigest()
     return f'{{"checksum":"{digest}",{inner[1:]}'
+
+
+def edited(data: bytes, changes: dict[str, object]) -> bytes:
+    """The file with other fields, ``"plans.0.history"`` for a nested one, and a right checksum."""
+    header, buffer = split(data)
+    fields = json.loads(header["__metadata__"]["ertacache"])
+    del fields["checksum"]
+    for path, value in changes.items():
+        *outer, last = (int(part) if part.isdigit() else part for part in path.split("."))
+        holder = fields
+        for part in outer:
+            holder = holder[part]
+        holder[last] = value
+    header["__metadata__"]["ertacache"] = seal(dump(fields), buffer)
+    return join(dump(header), buffer)
 
 
 # raw bytes
@@ -164,7 +181,8 @@ def edit_tree(tree: Any, rng: random.Random) -> None:
     elif action == 3:
         del holder[key]
     elif action == 4 and isinstance(holder, dict):
-        holder[rng.choice(("extra", "", "a.b", "__metadata__", "plan.gain"))] = rng.choice(ODD)
+        name = rng.choice(("extra", "", "a.b", "__metadata__", "plan.0.gain"))
+        holder[name] = copy.deepcopy(rng.choice(ODD))
     elif action == 5 and isinstance(holder, dict):
         holder[key + "x"] = holder.pop(key)
     else:

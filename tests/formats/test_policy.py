@@ -1,287 +1,287 @@
-"""Policies: exact round trips for both methods, golden bytes, refusals with a sentence."""
+"""The policy file: golden bytes, exact round trips, merging, choosing plans, refusals."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
+import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
-from ertacache.core.plans import PaperPlan, TrajectoryPlan
-from ertacache.formats.policy import Policy, PolicyError, ValidationRow
-from ertacache.formats.profile import Profile, ProfileError
+from ertacache.core.frontier import KnownSchedule, MeasuredFit
+from ertacache.core.plans import TrajectoryPlan
+from ertacache.core.simulate import Fit
+from ertacache.formats.policy import Policy
+from ertacache.formats.schema import PolicyError
 from tests.formats.golden.objects import (
     FOLDER,
     GOLDEN,
-    expert_policy,
+    facts,
     fingerprint,
     golden_paper_policy,
     golden_policy,
     golden_profile,
+    make_profile,
+    measured_plan,
     numbers,
+    paper_plan,
     schedule,
+    short_plan,
     trajectory_plan,
 )
-from tests.formats.mutations import dump, join, seal, split
-
-FACTS = (
-    "fingerprint",
-    "predicted_error",
-    "validation",
-    "target_psnr",
-    "expert_steps",
-    "provenance",
-    "compute_steps",
-)
+from tests.formats.mutations import edited
 
 
-def assert_same(a: Policy, b: Policy) -> None:
-    for name in FACTS:
-        assert getattr(a, name) == getattr(b, name), name
-    assert torch.equal(a.sigmas, b.sigmas)
-    assert type(a.plan) is type(b.plan)
-    for name, value in vars(b.plan).items():
-        found = getattr(a.plan, name)
-        same = torch.equal(found, value) if isinstance(value, torch.Tensor) else found == value
-        assert same, name
-    assert (a.profile is None) == (b.profile is None)
-    if a.profile is not None and b.profile is not None:
-        assert a.profile._to_bytes() == b.profile._to_bytes()
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_bytes(name: str) -> None:
+    policy = GOLDEN[name]()
+    assert policy._to_bytes() == (FOLDER / name).read_bytes()
+    assert facts(Policy.load(FOLDER / name)) == facts(policy)
 
 
 @pytest.mark.parametrize(
     "policy",
     [
         golden_policy(),
-        golden_policy(profile=True),
-        golden_paper_policy(rectified=False),
-        golden_paper_policy(1),
-        golden_paper_policy(3, 1, 1),
-        golden_paper_policy(3, 2, 2),
-        replace(golden_paper_policy(1), profile=None, validation=[]),
-        replace(golden_policy(), predicted_error=None, validation=(), provenance={}),
-        expert_policy(),
-        replace(golden_policy(), target_psnr=100 / 3, expert_steps=(3, 1)),
+        replace(golden_policy(), plans=()),
+        replace(golden_policy(), profile=None, frontier=(), unit_psnr=-3),
+        replace(golden_policy(), fits=[], frontier=[], plans=[paper_plan(), short_plan()]),
+        replace(
+            golden_policy(),
+            fits=(MeasuredFit(1, Fit(1, 0, 0), 1),),
+            frontier=(KnownSchedule((0,), 0),),
+        ),
     ],
 )
 def test_round_trip_is_exact(policy: Policy, tmp_path: Path) -> None:
     policy.save(tmp_path / "p.safetensors")
-    assert_same(Policy.load(tmp_path / "p.safetensors"), policy)
-    assert Policy.load(tmp_path / "p.safetensors")._to_bytes() == policy._to_bytes()
+    found = Policy.load(str(tmp_path / "p.safetensors"))
+    assert facts(found) == facts(policy)
+    assert found._to_bytes() == policy._to_bytes()
 
 
-def test_scalar_gain_without_dimensions() -> None:
-    steps = (0, 1, 3)
-    plan = PaperPlan(steps, "velocity", schedule(), numbers(4), numbers(4, start=3))
-    policy = Policy(plan, schedule(), fingerprint=fingerprint())
-    assert_same(Policy._from_bytes(policy._to_bytes(), "memory"), policy)
+def test_more_than_ten_plans_keep_their_order() -> None:
+    plans = tuple(replace(short_plan(), predicted_error=float(k)) for k in range(12))
+    policy = Policy(fingerprint(), plans=plans)  # "plan.10" sorts before "plan.2"
+    assert facts(Policy._from_bytes(policy._to_bytes(), "memory")) == facts(policy)
 
 
-@pytest.mark.parametrize("name", ["policy-v1.safetensors", "paper-policy-v1.safetensors"])
-def test_golden_bytes(name: str) -> None:
-    policy = GOLDEN[name]()
-    assert isinstance(policy, Policy)
-    assert policy._to_bytes() == (FOLDER / name).read_bytes()
-    assert_same(Policy.load(FOLDER / name), policy)
+def test_order_and_layout_in_memory_do_not_change_the_bytes() -> None:
+    policy, fitted = golden_policy(), measured_plan()
+    assert isinstance(fitted.plan, TrajectoryPlan)
+    turned = fitted.plan.coefficients.permute(2, 1, 0).contiguous().permute(2, 1, 0)
+    plan = replace(fitted, plan=TrajectoryPlan((0, 1, 3), turned))
+    config = dict(reversed(policy.fingerprint.scheduler_config.items()))
+    same = replace(
+        policy,
+        fingerprint=fingerprint(scheduler_config=config),
+        plans=(plan, short_plan()),
+        provenance=dict(reversed(policy.provenance.items())),
+    )
+    assert same._to_bytes() == policy._to_bytes() == policy._to_bytes()
 
 
-def test_layout_in_memory_does_not_change_the_bytes() -> None:
+def test_print_shows_the_profile_and_every_plan() -> None:
     policy = golden_policy()
-    assert isinstance(policy.plan, TrajectoryPlan)
-    turned = policy.plan.coefficients.permute(2, 1, 0).contiguous().permute(2, 1, 0)
-    plan = TrajectoryPlan((0, 1, 3), turned)
-    provenance = dict(reversed(policy.provenance.items()))
-    same = replace(policy, plan=plan, provenance=provenance)
-    assert same._to_bytes() == policy._to_bytes()
+    head = "policy for FluxPipeline: a profile of 2 runs of 4 steps, 2 plans"
+    assert str(policy) == "\n".join([head, str(measured_plan()), str(short_plan())])
+    assert repr(policy) == f"<{head}>"
+    assert repr(golden_paper_policy()) == "<policy for FluxPipeline: no profile, 1 plan>"
 
 
-def test_properties() -> None:
+def test_the_first_plan_is_the_default() -> None:
     policy = golden_policy()
-    assert (policy.method, policy.num_steps) == ("trajectory", 4)
-    assert (policy.compute_steps, policy.reuse_steps) == ((0, 1, 3), (2,))
-    assert policy.speedup == 4 / 3
-    assert golden_paper_policy().method == "paper"
-    assert policy.validation[2].psnr == math.inf
+    assert policy.default is policy.plans[0]
+    with pytest.raises(PolicyError, match="holds no plan yet: give a speed-up, or refit one"):
+        golden_profile().default  # noqa: B018
 
 
-def test_target_and_expert_steps_are_kept_in_the_provenance_of_the_file() -> None:
-    policy = expert_policy()
-    header, _ = split(policy._to_bytes())
-    origin = json.loads(header["__metadata__"]["ertacache"])["provenance"]
-    added = {"first steps of networks": "0 3", "min psnr": "42.5"}
-    assert origin == dict(policy.provenance) | added
-    assert not set(added) & set(policy.provenance)
-    loaded = Policy._from_bytes(policy._to_bytes(), "memory")
-    assert loaded.profile is not None
-    assert loaded.profile.expert_steps == (3,)
-
-
-def test_its_own_row_is_the_one_that_was_measured() -> None:
+def test_a_plan_is_found_by_schedule_and_budget() -> None:
     policy = golden_policy()
-    assert policy.measured == policy.validation[0]
-    others = replace(policy, validation=policy.validation[1:])
-    assert others.measured is None
-    turned = replace(policy, validation=policy.validation[::-1])
-    assert turned.measured == policy.validation[0]
+    assert policy.find_plan(schedule(), 3) is policy.plans[0]
+    assert policy.find_plan(schedule(3), 2) is policy.plans[1]
+    assert policy.find_plan(schedule(), 2) is None
+    assert policy.find_plan(schedule(5), 3) is None
+    assert policy.find_plan(replace(schedule(), latents=numbers(5, 5)), 3) is None
+    assert golden_profile().find_plan(schedule(), 3) is None
 
 
-def test_print_shows_schedule_and_measurements() -> None:
+def test_one_more_plan() -> None:
     policy = golden_policy()
-    head = "trajectory policy for FluxPipeline: 3 of 4 steps computed, 1.33x fewer\n██·█"
-    row = ValidationRow("policy", 3, math.inf, 1.3, 24)
-    for shown, last in (
-        (policy, "measured on 24 held-out prompts: 46.5 dB PSNR to the full run, 1.30x faster"),
-        (
-            replace(policy, validation=(row,)),
-            "measured on 24 held-out prompts: identical to the full run, 1.30x faster",
-        ),
-        (
-            replace(policy, validation=()),
-            "not measured; predicted error of the latent 0.001",
-        ),
-    ):
-        assert str(shown) == f"{head}\n{last}"
-    paper = golden_paper_policy()
-    assert str(paper).splitlines()[0].startswith("paper policy for FluxPipeline")
-    assert len(str(paper).splitlines()) == 2
-    assert repr(policy) == "<trajectory policy for FluxPipeline: 3 of 4 steps computed>"
+    other = replace(measured_plan(), plan=trajectory_plan((0, 3), numbers(4, 2)))
+    assert policy.with_plan(other).plans == (*policy.plans, other)
+    assert golden_profile().with_plan(other).plans == (other,)
 
 
-def test_an_embedded_profile_is_the_profile(tmp_path: Path) -> None:
-    golden_policy(profile=True).save(tmp_path / "p")
-    embedded = Policy.load(tmp_path / "p").profile
-    assert embedded is not None
-    assert embedded._to_bytes() == golden_profile()._to_bytes()
+def test_a_plan_for_the_same_runs_and_budget_is_replaced() -> None:
+    policy = golden_policy()
+    refitted = replace(measured_plan(), predicted_error=0.5)
+    assert set(policy.with_plan(refitted).plans) == {refitted, policy.plans[1]}
+    paper = policy.with_plan(paper_plan())
+    assert set(paper.plans) > set(policy.plans)
+    other_scheduler = replace(measured_plan(), target=numbers(5))
+    assert set(policy.with_plan(other_scheduler).plans) == {*policy.plans, other_scheduler}
+
+
+def test_merge_joins_runs_and_leaves_out_what_was_made_from_a_part() -> None:
+    first = golden_policy()
+    second = Policy(fingerprint(), profile=make_profile(4, 3, first_seed=2))
+    merged = first.merge(second)
+    assert first.profile is not None
+    assert second.profile is not None
+    assert facts(merged.profile) == facts(first.profile.merge(second.profile))
+    assert merged.fingerprint == first.fingerprint
+    assert (merged.plans, merged.fits, merged.frontier, merged.unit_psnr) == ((), (), (), None)
+    assert facts(golden_profile().merge()) == facts(golden_profile())
+
+
+def test_merged_policies_have_the_provenance_of_all_parts() -> None:
+    texts = ({"command": "one", "call": "steps=4"}, {"command": "two"}, {"command": "two"})
+    first, second, third = (
+        Policy(fingerprint(), profile=make_profile(4, 1, first_seed=k), provenance=text)
+        for k, text in enumerate(texts)
+    )
+    together, in_turn = first.merge(second, third), first.merge(second).merge(third)
+    assert together.provenance == {"call": "steps=4", "command": "one\ntwo"}
+    assert together._to_bytes() == in_turn._to_bytes()
+
+
+OTHER = Policy(fingerprint(), profile=make_profile(4, 1, first_seed=9))
+
+
+def test_merge_joins_the_values_of_guidance() -> None:
+    other = replace(OTHER, fingerprint=fingerprint(guidance={"guidance_scale": (1.0, 3.0)}))
+    for merged in (golden_policy().merge(other), other.merge(golden_policy())):
+        assert merged.fingerprint.guidance == {"guidance_scale": (1.0, 2.5, 3.0, 3.5)}
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("other", "sentence"),
     [
-        ({"sigmas": schedule(3)}, r"sigmas must have shape \(5,\)"),
-        ({"fingerprint": fingerprint(5)}, r"sigmas must have shape \(6,\)"),
-        ({"plan": None}, "plan must be TrajectoryPlan or PaperPlan, not NoneType"),
-        ({"plan": trajectory_plan((0,), numbers(3), numbers(3, 2))}, "the plan has 3 steps"),
+        (replace(OTHER, profile=None, plans=(short_plan(),)), "without a profile cannot be merged"),
+        (replace(OTHER, profile=make_profile()), "share a run cannot be merged: 'a red apple'"),
+        (replace(OTHER, profile=make_profile(5)), "different sigma schedules cannot be merged"),
         (
-            {"plan": trajectory_plan((0,), numbers(4), numbers(4, 17))},
-            "history must be from 1 to 16",
+            replace(OTHER, fingerprint=fingerprint(latent_shape=(3, 4, 4), dtype="float16")),
+            r"of different runs cannot be merged: dtype is 'float16', was 'float32', latent_shape "
+            r"is \(3, 4, 4\), was \(3, 2, 2\)",
         ),
-        ({"predicted_error": -1.0}, "predicted_error must be at least 0, got -1"),
-        ({"predicted_error": math.nan}, "predicted_error must be finite"),
-        ({"provenance": {"a": 1}}, "provenance.a must be a string"),
-        ({"validation": ("a",)}, "validation must hold ValidationRow, not str"),
         (
-            {"validation": (ValidationRow("a", 5, 1.0, 1.0, 1),)},
-            "computed_steps must be from 1 to 4",
+            replace(OTHER, fingerprint=fingerprint(guidance={"true_cfg_scale": (1.0,)})),
+            "guidance_scale is None, was 2.5 to 3.5, true_cfg_scale is 1.0, was None",
         ),
-        ({"profile": golden_profile(5)}, "profile is of another run"),
-        (
-            {"profile": replace(golden_profile(), sigmas=schedule() * (1 + 1e-12))},
-            "another sigma schedule",
-        ),
-        ({"profile": "p"}, "profile must be a Profile, not str"),
-        ({"target_psnr": math.inf}, "target_psnr must be finite"),
-        ({"target_psnr": "40"}, "target_psnr must be a number, got str"),
-        ({"expert_steps": (0,)}, "expert_steps must be from 1 to 3, got 0"),
-        ({"expert_steps": (4,)}, "expert_steps must be from 1 to 3, got 4"),
-        ({"expert_steps": 2}, "expert_steps must be a tuple, got int"),
     ],
 )
-def test_bad_parts_are_refused(changes: dict[str, object], sentence: str) -> None:
+def test_merge_refuses(other: Policy, sentence: str) -> None:
     with pytest.raises(PolicyError, match=sentence):
-        replace(golden_policy(), **changes)  # type: ignore[arg-type]
+        golden_policy().merge(other)
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        ("", 1, 1.0, 1.0, 1),
-        ("a", 0, 1.0, 1.0, 1),
-        ("a", 1, math.nan, 1.0, 1),
-        ("a", 1, 1.0, -1.0, 1),
-    ],
-)
-def test_bad_validation_row(row: tuple[str, int, float, float, int]) -> None:
-    with pytest.raises(PolicyError):
-        ValidationRow(*row)
+def fit(computed: Any = 2, ridge: float = 0.1) -> MeasuredFit:
+    return MeasuredFit(computed, Fit(4, ridge), 1.0)
 
 
-def test_the_wrong_kind_of_file_is_named() -> None:
-    with pytest.raises(
-        PolicyError, match=r"profile-v1.safetensors': it is a profile, not a policy"
-    ):
-        Policy.load(FOLDER / "profile-v1.safetensors")
-    with pytest.raises(ProfileError, match="it is a policy, not a profile"):
-        Profile.load(FOLDER / "policy-v1.safetensors")
-
-
-def test_a_foreign_safetensors_file_is_refused(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file({"weight": torch.ones(2)}, tmp_path / "model.safetensors")
-    with pytest.raises(PolicyError, match="not an ertacache file"):
-        Policy.load(tmp_path / "model.safetensors")
-    save_file({"weight": torch.ones(2)}, tmp_path / "m", metadata={"ertacache": '{"format":"x"}'})
-    with pytest.raises(PolicyError, match="neither an ertacache profile nor"):
-        Policy.load(tmp_path / "m")
-
-
-def edited(**changes: object) -> bytes:
-    """The golden policy with header fields replaced and a checksum that is right."""
-    header, buffer = split(golden_policy()._to_bytes())
-    inner = json.loads(header["__metadata__"]["ertacache"]) | changes
-    del inner["checksum"]
-    header["__metadata__"]["ertacache"] = seal(dump(inner), buffer)
-    return join(dump(header), buffer)
-
-
-def plan_record(**changes: object) -> dict[str, object]:
-    return {"compute_steps": [0, 1, 3], "history": 3, "method": "trajectory"} | changes
+def known(*steps: int, error: float = 0.1) -> KnownSchedule:
+    return KnownSchedule(steps, error)
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"version": 2}, "format version 2 .* reads up to 1: upgrade ertacache"),
-        ({"version": True}, "format version is not a positive integer"),
-        ({"extra": 1}, "policy has an unknown key 'extra'"),
-        ({"provenance": []}, "policy.provenance must be an object, got a list"),
-        ({"plan": plan_record(compute_steps=[1, 3])}, "step 0 must be computed"),
-        ({"plan": plan_record(compute_steps=[0, 3, 3])}, "strictly increasing"),
-        ({"plan": plan_record(compute_steps=[0, 4])}, "holds 4, but the run has 4 steps"),
-        ({"plan": plan_record(compute_steps=[0, 1.0])}, r"compute_steps\[1\] must be an integer"),
-        ({"plan": plan_record(history=4)}, "declares 'plan.outputs' as"),
-        ({"plan": plan_record(method="other")}, "must be 'trajectory' or 'paper'"),
-        ({"profile": {"prompts": []}}, "1 to 10000 prompts, not 0"),
-        ({"provenance": {"min psnr": "high"}}, "'min psnr' must be a number"),
-        ({"provenance": {"min psnr": "inf"}}, "'min psnr' must be a number"),
-        ({"provenance": {"min psnr": 40}}, "provenance.min psnr must be a string, got int"),
-        ({"provenance": {"min psnr": []}}, "provenance.min psnr must be a string, got list"),
-        ({"provenance": {"min psnr": None}}, "provenance.min psnr must be a string, got NoneType"),
-        ({"provenance": {"first steps of networks": 3}}, "networks must be a string, got int"),
-        ({"provenance": {"first steps of networks": "0 a"}}, "must list step numbers"),
-        ({"provenance": {"first steps of networks": "0 4"}}, "must be from 1 to 3, got 4"),
+        ({"fingerprint": None}, "fingerprint must be a Fingerprint, not NoneType"),
+        ({"profile": "p"}, "profile must be a Profile, not str"),
+        ({"plans": (short_plan().plan,)}, "plans must hold FittedPlan, not TrajectoryPlan"),
+        ({"plans": (short_plan(),) * 1001}, "it has 1001 plans, more than the limit 1000"),
+        ({"profile": None, "plans": (), "frontier": ()}, "has a profile, plans, or both"),
+        ({"fits": (Fit(),)}, "fits must hold MeasuredFit, not Fit"),
+        ({"fits": (fit(10_001),)}, "computed_steps must be from 1 to 10000, got 10001"),
+        ({"fits": (fit(2.0),)}, "computed_steps must be an integer, got float"),
+        ({"fits": (fit(ridge=math.inf),)}, "ridge must be finite, got inf"),
+        ({"fits": (fit(3), fit(2))}, "fits must ascend in their number of computed steps"),
+        ({"fits": (fit(2), fit(2))}, "fits must ascend in their number of computed steps"),
+        ({"profile": None}, "a frontier is of a profile, and there is none"),
+        ({"frontier": ((0, 1),)}, "frontier must hold KnownSchedule, not tuple"),
+        ({"frontier": (known(1),)}, "step 0 must be computed"),
+        ({"frontier": (known(0, 4),)}, "holds 4, but the run has 4 steps"),
+        ({"frontier": (known(0, error=-1),)}, "predicted_error must be at least 0, got -1"),
+        ({"frontier": (known(0, 1), known(0, 2))}, "the frontier must ascend in its number"),
+        ({"unit_psnr": math.nan}, "unit_psnr must be finite"),
+        ({"unit_psnr": "20"}, "unit_psnr must be a number, got str"),
+        ({"provenance": {"a": 1}}, "provenance.a must be a string, got int"),
+        ({"provenance": {"": "a"}}, "a key of provenance must not be empty"),
+        ({"provenance": None}, "provenance must be a mapping, got NoneType"),
     ],
 )
-def test_bad_headers_are_refused(changes: dict[str, object], sentence: str) -> None:
+def test_bad_parts_are_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(PolicyError, match=sentence):
+        replace(golden_policy(), **changes)
+
+
+PLAN = short_plan().to_json()
+FIT = {
+    "computed_steps": 2,
+    "error_ratio": 1,
+    "history": 3,
+    "ridge": 0,
+    "sensitivity": 1,
+    "uniform": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"extra": 1}, "policy has an unknown key 'extra'"),
+        ({"plans": {}}, "policy.plans must be a list, got an object"),
+        ({"plans": [PLAN] * 1001}, "it has 1001 plans, more than the limit of 1000"),
+        ({"plans": [PLAN]}, "it declares 'plan.0.coefficients' as"),
+        ({"provenance": []}, "policy.provenance must be an object, got a list"),
+        ({"provenance.a": 1}, "provenance.a must be a string, got int"),
+        ({"unit_psnr": True}, "policy.unit_psnr must be a number or an integer or null"),
+        ({"fingerprint": {}}, "fingerprint lacks the key"),
+        ({"fingerprint.extra": 1}, "fingerprint has an unknown key 'extra'"),
+        ({"fingerprint.guidance": 3.5}, "fingerprint.guidance must be an object, got a number"),
+        ({"fingerprint.guidance.g": 3.5}, "guidance.g must be a list of 1 to 1000 numbers"),
+        ({"fingerprint.guidance.g": [True]}, "guidance.g must be a number, got bool"),
+        ({"fingerprint.latent_shape": [2.0]}, r"latent_shape\[0\] must be an integer"),
+        ({"fingerprint.scheduler_config.a": {}}, "scheduler_config.a must be a JSON scalar"),
+        ({"fits": [1]}, r"fits\[0\] must be an object, got an integer"),
+        ({"fits": [FIT | {"uniform": 1}]}, r"fits\[0\].uniform must be a boolean"),
+        ({"fits": [FIT | {"history": 17}]}, "history must be between 1 and 16, got 17"),
+        ({"fits": [FIT | {"ridge": -1}]}, "ridge and sensitivity must not be negative"),
+        ({"fits": [FIT | {"error_ratio": 0}]}, "error_ratio must be positive, got 0.0"),
+        ({"fits": [FIT | {"computed_steps": 0}]}, "computed must be positive, got 0"),
+        ({"fits": [FIT, FIT]}, "fits must ascend"),
+        ({"frontier.0.mask": "0111"}, "step 0 must be computed"),
+        ({"frontier.0.mask": "100"}, r"frontier\[0\].mask has 3 digits for 4 steps"),
+        ({"frontier.0.mask": "10000"}, r"frontier\[0\].mask has 5 digits for 4 steps"),
+        ({"frontier.0.mask": "1x00"}, r"frontier\[0\].mask must consist of 0 and 1"),
+        ({"frontier.0.predicted_error": -1}, "predicted_error must be at least 0"),
+        ({"frontier.0.predicted_error": None}, r"frontier\[0\].predicted_error must be a number"),
+        ({"frontier.0.mask": "1111"}, "the frontier must ascend"),
+    ],
+)
+def test_bad_records_are_refused(changes: dict[str, object], sentence: str) -> None:
     with pytest.raises(PolicyError, match=f"^cannot load 'memory': .*{sentence}"):
-        Policy._from_bytes(edited(**changes), "memory")
+        Policy._from_bytes(edited(golden_policy()._to_bytes(), changes), "memory")
 
 
-def test_damage_is_noticed() -> None:
-    data = bytearray(golden_policy()._to_bytes())
-    data[-1] ^= 1
-    with pytest.raises(PolicyError, match="the checksum does not match: the file is damaged"):
-        Policy._from_bytes(bytes(data), "memory")
+def test_a_file_with_a_frontier_needs_a_profile() -> None:
+    changes: dict[str, object] = {"frontier": [{"mask": "10", "predicted_error": 0.1}]}
+    with pytest.raises(PolicyError, match="a frontier is of a profile, and there is none"):
+        Policy._from_bytes(edited(golden_paper_policy()._to_bytes(), changes), "memory")
 
 
-def test_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    golden_policy().save(tmp_path / "p")
-    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(5, "broken disk")))
-    with pytest.raises(PolicyError, match=r"cannot save '.*p': broken disk"):
-        golden_paper_policy().save(tmp_path / "p")
-    assert os.listdir(tmp_path) == ["p"]
-    assert (tmp_path / "p").read_bytes() == golden_policy()._to_bytes()
+def test_numbers_in_a_file_are_checked() -> None:
+    data = golden_paper_policy(rectified=False)._to_bytes()
+    header, last = data[:-8], data[-8:]  # sigmas end the file
+    assert last == bytes(8)
+    for number, sentence in (
+        (1.0, "sigmas must descend at every step, but entry 4 does not"),
+        (math.nan, "sigmas holds a number that is not finite"),
+    ):
+        raised = edited(header + struct.pack("<d", number), {})
+        with pytest.raises(PolicyError, match=sentence):
+            Policy._from_bytes(raised, "memory")

@@ -1,192 +1,205 @@
-"""Profiles: exact round trips, golden bytes, merging, refusals."""
+"""The profile of a policy: what is valid, which runs are the same, selecting and merging."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-from pathlib import Path
+import math
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
 
-from ertacache.formats.profile import Profile, ProfiledPrompt, ProfileError
+from ertacache.formats.policy import Policy
+from ertacache.formats.profile import Profile, ProfiledPrompt
+from ertacache.formats.schema import PolicyError
 from tests.formats.golden.objects import (
-    FOLDER,
+    facts,
     fingerprint,
     golden_profile,
-    golden_traced_profile,
+    make_profile,
     numbers,
     schedule,
+    sigma_schedule,
 )
-from tests.formats.mutations import dump, join, seal, split
+from tests.formats.mutations import edited
 
-FIELDS = ("inner", "means", "residual_l1", "residual_norm", "output_l1", "output_norm", "elements")
-
-
-def assert_same(a: Profile, b: Profile) -> None:
-    assert a.fingerprint == b.fingerprint
-    assert a.prompts == b.prompts
-    assert a.expert_steps == b.expert_steps
-    assert a.provenance == b.provenance
-    assert torch.equal(a.sigmas, b.sigmas)
-    assert torch.equal(a.nominal, b.nominal)
-    for name in FIELDS:
-        assert torch.equal(getattr(a.statistics, name), getattr(b.statistics, name)), name
+APPLE = ProfiledPrompt("an apple", 0)
 
 
-def test_round_trip_is_exact(tmp_path: Path) -> None:
-    for steps, prompts in ((4, 2), (1, 1), (7, 3)):
-        profile = golden_profile(steps, prompts)
-        profile.save(tmp_path / "p.safetensors")
-        assert_same(Profile.load(tmp_path / "p.safetensors"), profile)
-        assert Profile.load(str(tmp_path / "p.safetensors")).num_prompts == prompts
+def loaded(profile: Profile) -> Profile | None:
+    policy = Policy(fingerprint(), profile=profile)
+    return Policy._from_bytes(policy._to_bytes(), "memory").profile
 
 
-def test_golden_bytes() -> None:
-    path = FOLDER / "profile-v1.safetensors"
-    assert golden_profile()._to_bytes() == path.read_bytes()
-    assert golden_profile()._to_bytes() == golden_profile()._to_bytes()
-    assert_same(Profile.load(path), golden_profile())
-
-
-def test_provenance_is_version_2(tmp_path: Path) -> None:
-    path, profile = FOLDER / "profile-v2.safetensors", golden_traced_profile()
-    assert profile._to_bytes() == path.read_bytes()
-    assert_same(Profile.load(path), profile)
-    assert Profile.load(path).provenance == profile.provenance
-    assert Profile.load(FOLDER / "profile-v1.safetensors").provenance == {}
-    bare = replace(profile, provenance={})
-    assert bare._to_bytes() == golden_profile()._to_bytes()
-    empty = seal_again(path, provenance={})
-    with pytest.raises(ProfileError, match="without provenance has format version 1"):
-        Profile._from_bytes(empty, "p")
-    for bad in ({"version": 1}, {"provenance": {"call": 1}}, {"version": 3}):
-        with pytest.raises(ProfileError, match=r"provenance|reads up to 2: upgrade"):
-            Profile._from_bytes(seal_again(path, **bad), "p")
-
-
-def seal_again(path: Path, **changes: object) -> bytes:
-    """The file with other fields and a checksum that fits them."""
-    header, buffer = split(path.read_bytes())
-    fields = json.loads(header["__metadata__"]["ertacache"]) | changes
-    del fields["checksum"]
-    header["__metadata__"]["ertacache"] = seal(dump(fields), buffer)
-    return join(json.dumps(header), buffer)
-
-
-def test_merged_profiles_have_the_provenance_of_all_parts() -> None:
-    first = replace(golden_profile(4, 2), provenance={"command": "one", "call": "steps=4"})
-    second = replace(golden_profile(4, 1, first_seed=2), provenance={"command": "two"})
-    third = replace(golden_profile(4, 1, first_seed=3), provenance={"command": "two"})
-    merged = first.merge(second).merge(third)
-    assert merged.provenance == {"call": "steps=4", "command": "one\ntwo"}
+@pytest.mark.parametrize(("num_steps", "num_runs"), [(4, 2), (1, 1), (7, 3)])
+def test_round_trip_is_exact(num_steps: int, num_runs: int) -> None:
+    profile = make_profile(num_steps, num_runs)
+    assert (profile.num_steps, profile.num_runs) == (num_steps, num_runs)
+    assert facts(loaded(profile)) == facts(profile)
 
 
 def test_fifty_steps_and_64_prompts_stay_under_five_megabytes() -> None:
-    profile = golden_profile(50, 64)
+    profile = make_profile(50, 64)
+    size = sum(8 * value.numel() for value in profile.tensors().values())
+    assert size == 8 * (64 * 7902 + 2803) == 4_068_248  # docs/formats.md states the sum
+    assert len(Policy(fingerprint(), profile=profile)._to_bytes()) - size < 16_384
     longest = tuple(ProfiledPrompt("ü" * 1000, k) for k in range(64))
-    size = len(replace(profile, prompts=longest)._to_bytes())
-    assert size < 5_000_000
-    assert len(profile._to_bytes()) - 64 * 8 * 7902 < 16_384  # docs/formats.md states the sum
+    assert (
+        len(Policy(fingerprint(), profile=replace(profile, runs=longest))._to_bytes()) < 5_000_000
+    )
 
 
-def test_prompts_beyond_the_header_limit_are_refused_on_save(tmp_path: Path) -> None:
-    profile = replace(golden_profile(1, 1), prompts=(ProfiledPrompt("x" * (4 << 20), 0),))
-    with pytest.raises(ProfileError, match="shorter prompts"):
-        profile.save(tmp_path / "p.safetensors")
-    assert not list(tmp_path.iterdir())
-
-
-def test_merge() -> None:
-    first, second = golden_profile(4, 2), golden_profile(4, 3, first_seed=2)
-    for merged in (first.merge(second), Profile.merge(first, second)):
-        assert merged.prompts == first.prompts + second.prompts
-        for name in FIELDS:
-            parts = [getattr(part.statistics, name) for part in (first, second)]
-            assert torch.equal(getattr(merged.statistics, name), torch.cat(parts))
-    assert_same(first.merge(), first)
-
-
-@pytest.mark.parametrize(
-    ("other", "sentence"),
-    [
-        (golden_profile(), "share a run.*'a red apple' with seed 0"),
-        (golden_profile(5, 1, first_seed=9), "different runs.*num_steps is 5, was 4"),
-        (replace(golden_profile(4, 1, first_seed=9), nominal=numbers(4, 2)), "nominal updates"),
-        (
-            replace(golden_profile(4, 1, first_seed=9), sigmas=schedule() * (1 + 1e-12)),
-            "different sigma schedules",
-        ),
-        (
-            replace(golden_profile(4, 1, first_seed=9), fingerprint=fingerprint(guidance=1)),
-            "guidance is 1.0, was 3.5",
-        ),
-    ],
-)
-def test_merge_refuses(other: Profile, sentence: str) -> None:
-    with pytest.raises(ProfileError, match=sentence):
-        golden_profile().merge(other)
+def test_matrices_are_kept_as_triangles() -> None:
+    tensors = make_profile(4, 2).tensors()
+    assert tensors["profile.inner"].shape == (2, 45)
+    assert tensors["profile.output_l1"].shape == tensors["profile.residual_l1"].shape == (2, 10)
+    assert {name.split(".")[0] for name in tensors} == {"profile"}
+    assert {name: tuple(value.shape) for name, value in tensors.items()} == Profile.shapes(
+        make_profile(4, 2).to_json()
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"sigmas": schedule(5)}, r"sigmas must have shape \(5,\), got \(6,\)"),
-        ({"sigmas": schedule().float()}, "sigmas must be float64, got float32"),
-        ({"sigmas": schedule().flip(0)}, "sigmas must descend at every step, but entry 1"),
-        ({"sigmas": schedule() * 2}, "not the schedule whose hash is in the fingerprint"),
-        ({"sigmas": [1.0, 0.0]}, "sigmas must be a tensor, got list"),
-        ({"nominal": numbers(4, 3)}, r"nominal must have shape \(4, 2\)"),
-        ({"nominal": numbers(4, 2) / 0}, "nominal holds a number that is not finite"),
-        ({"prompts": ()}, "1 to 10000 prompts, not 0"),
-        ({"prompts": ("a", "b")}, "must hold ProfiledPrompt, not str"),
-        ({"prompts": (ProfiledPrompt("a", 1),) * 2}, "'a' with seed 1 is there twice"),
-        ({"prompts": (ProfiledPrompt("a", 1),)}, "statistics are of 2 prompts and 4 steps"),
-        ({"statistics": None}, "statistics must be RunStatistics"),
-        ({"expert_steps": (0, 2)}, "expert_steps must be from 1 to 3, got 0"),
-        ({"expert_steps": (True,)}, "expert_steps must be an integer, got bool"),
-        ({"fingerprint": None}, "fingerprint must be a Fingerprint"),
+        ({"prompt": None}, "prompt must be a string, got NoneType"),
+        ({"prompt": "\ud800"}, "prompt holds a lone surrogate"),
+        ({"seed": -1}, "seed must be from 0 to 9223372036854775807, got -1"),
+        ({"seed": 2**63}, "seed must be from 0"),
+        ({"seed": True}, "seed must be an integer, got bool"),
+        ({"arguments": (("", 1),)}, "an argument must not be empty"),
+        ({"arguments": ((1, 1),)}, "an argument must be a string, got int"),
+        ({"arguments": (("a", ()),)}, "arguments.a must be a JSON scalar, got tuple"),
+        ({"arguments": (("a", math.nan),)}, "arguments.a must be finite, got nan"),
+        ({"arguments": (("b", 1), ("a", 1))}, "arguments must be sorted by name, no name twice"),
+        ({"arguments": (("a", 1), ("a", 2))}, "arguments must be sorted by name, no name twice"),
+        ({"arguments": ("abc",)}, "too many values to unpack"),
     ],
 )
-def test_bad_parts_are_refused(changes: dict[str, object], sentence: str) -> None:
-    with pytest.raises(ProfileError, match=sentence):
-        replace(golden_profile(), **changes)  # type: ignore[arg-type]
+def test_bad_run(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(PolicyError, match=sentence):
+        replace(APPLE, **changes)
 
 
-def test_expert_steps_are_kept_in_the_provenance_of_the_file(tmp_path: Path) -> None:
-    for known in (golden_profile(), golden_traced_profile()):
-        profile = replace(known, expert_steps=(3, 1, 3))
-        assert profile.expert_steps == (1, 3)
-        header, _ = split(profile._to_bytes())
-        fields = json.loads(header["__metadata__"]["ertacache"])
-        assert fields["version"] == 2
-        written = {"first steps of networks": "0 1 3"}
-        assert fields["provenance"] == dict(known.provenance) | written
-        profile.save(tmp_path / "p")
-        assert_same(Profile.load(tmp_path / "p"), profile)
+def test_runs_with_other_arguments_are_other_runs() -> None:
+    pairs: Any = [["height", 64], ["width", 64]]
+    run = replace(APPLE, arguments=pairs)
+    assert run == replace(APPLE, arguments=(("height", 64), ("width", 64)))
+    assert len({APPLE, run, replace(APPLE, seed=1), replace(APPLE, prompt="")}) == 4
 
 
-def test_merged_profiles_compute_the_expert_steps_of_all_parts() -> None:
-    first = replace(golden_profile(), expert_steps=(3,))
-    second = replace(golden_profile(4, 1, first_seed=2), expert_steps=(1, 3))
-    assert first.merge(second).expert_steps == (1, 3)
+def with_schedule(**changes: Any) -> dict[str, Any]:
+    return {"schedule": replace(schedule(), **changes)}
 
 
-def test_expert_steps_that_are_not_numbers_are_refused() -> None:
-    path = FOLDER / "profile-v2.safetensors"
-    for bad, sentence in (
-        (3, "networks must be a string, got int"),
-        ("0 3.5", "must list step numbers"),
-        ("0 -1", "must list step numbers"),
-        ("0 123456", "must list step numbers"),
-        ("0 4", "expert_steps must be from 1 to 3, got 4"),
-    ):
-        data = seal_again(path, provenance={"first steps of networks": bad})
-        with pytest.raises(ProfileError, match=f"^cannot load 'p': .*{sentence}"):
-            Profile._from_bytes(data, "p")
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"schedule": sigma_schedule()}, "schedule must be a Schedule, not Tensor"),
+        (with_schedule(sigmas=sigma_schedule(5)), r"sigmas must have shape \(5,\), got \(6,\)"),
+        (with_schedule(sigmas=[1.0, 0.0]), "sigmas must be a tensor, got list"),
+        (with_schedule(sigmas=sigma_schedule().float()), "sigmas must be float64, got float32"),
+        (with_schedule(sigmas=sigma_schedule().flip(0)), "descend at every step, but entry 1"),
+        (with_schedule(nominal=numbers(4, 3)), r"nominal must have shape \(4, 2\)"),
+        (with_schedule(nominal=numbers(4, 2) / 0), "nominal holds a number that is not finite"),
+        (with_schedule(nominal=numbers(0, 2)), "num_steps must be from 1 to 10000, got 0"),
+        (with_schedule(latents=numbers(5, 4)), r"latents must have shape \(5, 5\)"),
+        (with_schedule(latents=numbers(5, 5)), "latents must be 0 above the diagonal"),
+        (with_schedule(scale=numbers(4)), r"scale must have shape \(5,\)"),
+        (with_schedule(scale=numbers(5, start=0)), "scale must be positive"),
+        ({"runs": ()}, "a profile has 1 to 10000 runs, not 0"),
+        ({"runs": (APPLE,) * 10_001}, "a profile has 1 to 10000 runs, not 10001"),
+        ({"runs": ("a", "b")}, "runs must hold ProfiledPrompt, not str"),
+        ({"runs": (APPLE, APPLE)}, "'an apple' with seed 0 is there twice"),
+        ({"runs": (APPLE,)}, "statistics are of 2 runs and 4 steps, but the profile has 1 and 4"),
+        ({"schedule": schedule(5)}, "of 2 runs and 4 steps, but the profile has 2 and 5"),
+        ({"statistics": None}, "statistics must be RunStatistics"),
+        ({"expert_steps": (0, 2)}, "expert_steps must be from 1 to 3, got 0"),
+        ({"expert_steps": (4,)}, "expert_steps must be from 1 to 3, got 4"),
+        ({"expert_steps": (True,)}, "expert_steps must be an integer, got bool"),
+        ({"expert_steps": 2}, "expert_steps must be a tuple, got int"),
+    ],
+)
+def test_bad_parts_are_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(PolicyError, match=sentence):
+        replace(make_profile(), **changes)
 
 
-@pytest.mark.parametrize(("prompt", "seed"), [("a", -1), ("a", 2**63), ("a", True), ("\ud800", 0)])
-def test_bad_prompt(prompt: str, seed: int) -> None:
-    with pytest.raises(ProfileError):
-        ProfiledPrompt(prompt, seed)
+RUN = {"arguments": {}, "elements": 12, "prompt": "a", "seed": 0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"profile": []}, "policy.profile must be an object or null, got a list"),
+        ({"profile.extra": 1}, "profile has an unknown key 'extra'"),
+        ({"profile.begun": 1}, "profile.begun must be a boolean, got an integer"),
+        ({"profile.num_steps": 0}, "profile.num_steps must be from 1 to 10000, got 0"),
+        ({"profile.num_steps": 10_001}, "profile.num_steps must be from 1 to 10000, got 10001"),
+        ({"profile.num_steps": 5}, "it declares 'profile.inner' as"),
+        ({"profile.runs": []}, "a profile has 1 to 10000 runs, not 0"),
+        ({"profile.runs": [RUN]}, "it declares 'profile.inner' as"),
+        ({"profile.runs": [RUN, RUN]}, "'a' with seed 0 is there twice"),
+        ({"profile.runs": [RUN, 1]}, r"profile.runs\[1\] must be an object, got an integer"),
+        ({"profile.runs.1.elements": 0}, r"profile.runs\[1\].elements must be from 1"),
+        ({"profile.runs.1.elements": 1.0}, r"profile.runs\[1\].elements must be an integer"),
+        ({"profile.runs.1.elements": 2**63}, r"profile.runs\[1\].elements must be from 1"),
+        ({"profile.runs.1.seed": -1}, "seed must be from 0"),
+        ({"profile.runs.1.arguments": []}, r"runs\[1\].arguments must be an object, got a list"),
+        ({"profile.runs.1.arguments.a": [1]}, "arguments.a must be a JSON scalar, got list"),
+        ({"profile.expert_steps": [3, 1]}, "profile.expert_steps must ascend"),
+        ({"profile.expert_steps": [1, 1]}, "profile.expert_steps must ascend"),
+        ({"profile.expert_steps": [4]}, "expert_steps must be from 1 to 3, got 4"),
+        ({"profile.expert_steps": [1.0]}, r"profile.expert_steps\[0\] must be an integer"),
+    ],
+)
+def test_bad_records_are_refused(changes: dict[str, object], sentence: str) -> None:
+    with pytest.raises(PolicyError, match=f"^cannot load 'memory': .*{sentence}"):
+        Policy._from_bytes(edited(golden_profile()._to_bytes(), changes), "memory")
+
+
+def test_expert_steps_are_sorted() -> None:
+    profile = replace(make_profile(), expert_steps=(3, 1, 3))
+    assert profile.expert_steps == (1, 3)
+    assert facts(loaded(profile)) == facts(profile)
+
+
+def test_some_of_the_runs() -> None:
+    profile = make_profile(4, 3)
+    part = profile.select([profile.runs[2], profile.runs[0]])
+    assert part.runs == (profile.runs[2], profile.runs[0])
+    assert facts(part.statistics) == facts(profile.statistics.select([2, 0]))
+    assert part.schedule is profile.schedule
+
+
+def test_merge() -> None:
+    first = replace(make_profile(4, 2), expert_steps=(3,))
+    second = replace(make_profile(4, 3, first_seed=2), expert_steps=(1, 3))
+    merged = first.merge(second)
+    assert merged.runs == first.runs + second.runs
+    assert merged.expert_steps == (1, 3)
+    for entry in fields(merged.statistics):
+        parts = [getattr(part.statistics, entry.name) for part in (first, second)]
+        assert torch.equal(getattr(merged.statistics, entry.name), torch.cat(parts))
+    assert facts(first.merge()) == facts(first)
+
+
+OTHER = make_profile(4, 1, first_seed=9)
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (make_profile(), "share a run cannot be merged: 'a red apple' with seed 0 is in more"),
+        (make_profile(5, 1, first_seed=9), "different sigma schedules cannot be merged"),
+        (replace(OTHER, schedule=schedule(begun=False)), "different sigma schedules"),
+        (
+            replace(OTHER, **with_schedule(sigmas=sigma_schedule() * (1 + 1e-12))),
+            "different sigma schedules",
+        ),
+        (replace(OTHER, **with_schedule(nominal=numbers(4, 2))), "different sigma schedules"),
+    ],
+)
+def test_merge_refuses(other: Profile, sentence: str) -> None:
+    with pytest.raises(PolicyError, match=sentence):
+        make_profile().merge(other)

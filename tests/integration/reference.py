@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ertacache.core.sampler import run
 from ertacache.core.steppers import make_stepper
-from ertacache.formats.policy import Policy
+from ertacache.formats.fitted import FittedPlan
 from tests.integration.setting import Seen
 
 
@@ -51,9 +51,10 @@ class OriginalSteps:
         return result
 
 
-def replayed(policy: Policy, seen: Seen) -> tuple[Tensor, ...]:
-    """The core loop with the policy's stepper, over the outputs that the scheduler saw."""
-    assert len(seen.outputs) == policy.num_steps
-    outputs = iter([seen.outputs[k] for k in policy.compute_steps])
-    stepper = make_stepper(policy.plan)
-    return run(lambda x, sigma: next(outputs), seen.samples[0], stepper, sigmas=policy.sigmas)
+def replayed(plan: FittedPlan | None, seen: Seen) -> tuple[Tensor, ...]:
+    """The core loop with the plan's stepper, over the outputs that the scheduler saw."""
+    assert plan is not None
+    assert len(seen.outputs) == plan.num_steps
+    outputs = iter([seen.outputs[k] for k in plan.compute_steps])
+    stepper = make_stepper(plan.plan)
+    return run(lambda x, sigma: next(outputs), seen.samples[0], stepper, sigmas=plan.sigmas)

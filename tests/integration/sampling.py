@@ -8,12 +8,13 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
-from ertacache.core.gram import Trajectory, profile_run
+from ertacache.core.gram import Schedule, Trajectory, profile_run
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import Profile, ProfiledPrompt
 from ertacache.integration.identity import fingerprint
 from ertacache.integration.record import record
-from ertacache.integration.schedulers import first_order_update, read_sigmas
+from ertacache.integration.schedulers import read_schedule
+from tests.integration.setting import fitted_plan
 
 STEPS = 10
 
@@ -38,14 +39,18 @@ class Field(nn.Module):
 class Sampling:
     """What all pipelines do: set the timesteps, then network and step in turns."""
 
-    def __init__(self, scheduler: Any) -> None:
-        self.scheduler, self.unet, self.guidance_scale = scheduler, Field(), 1.0
+    shape: tuple[int, ...] = (2, 3, 4)
+
+    def __init__(self, scheduler: Any, network: nn.Module | None = None) -> None:
+        self.scheduler, self.guidance_scale = scheduler, 1.0
+        self.unet: Any = Field() if network is None else network
 
     @torch.no_grad()
     def __call__(
         self,
         *,
         num_inference_steps: int = STEPS,
+        levels: dict[str, Any] | None = None,
         seed: int = 0,
         start: int = 0,
         announced: bool = False,
@@ -53,10 +58,11 @@ class Sampling:
         **extra: Any,
     ) -> Tensor:
         extra.pop("output_type", None)
-        self.scheduler.set_timesteps(num_inference_steps)
+        # Sigmas, timesteps or a shift of the caller.
+        self.scheduler.set_timesteps(**levels or {"num_inference_steps": num_inference_steps})
         if announced:
             self.scheduler.set_begin_index(start)
-        noise = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(seed))
+        noise = torch.randn(self.shape, generator=torch.Generator().manual_seed(seed))
         x = noise * getattr(self.scheduler, "init_noise_sigma", 1.0) if latents is None else latents
         for t in self.scheduler.timesteps[start:]:
             x_in = x
@@ -65,22 +71,25 @@ class Sampling:
             x = self.scheduler.step(self.unet(x_in, t), t, x, **extra).prev_sample
         return x
 
-    def profile(self) -> Profile:
-        run, sigmas = self.record()
-        facts = fingerprint(self, sigmas=sigmas, latent_shape=(3, 4))
-        prompts = tuple(ProfiledPrompt("", seed) for seed in range(2))
-        return Profile(facts, sigmas, first_order_update(self.scheduler), profile_run(run), prompts)
+    def record(self, **call: Any) -> tuple[Trajectory, Tensor]:
+        """Latents and outputs of a full run, and its sigmas."""
+        full = record(self, **call)
+        return full.run, full.schedule.sigmas
 
-    def record(self) -> tuple[Trajectory, Tensor]:
-        full = record(self)
-        return full.run, full.sigmas
+    def schedule(self, num_inference_steps: int = STEPS, *, begin: int = 0) -> Schedule:
+        """That of runs, read off the scheduler."""
+        self.scheduler.set_timesteps(num_inference_steps)
+        return read_schedule(self.scheduler, begin=begin)
 
-    def policy(self, plan: Any) -> Policy:
-        self.scheduler.set_timesteps(STEPS)
-        sigmas = read_sigmas(self.scheduler)
-        return Policy(
-            plan, sigmas, fingerprint=fingerprint(self, sigmas=sigmas, latent_shape=(3, 4))
-        )
+    def policy(self, *plans: Any, **changes: Any) -> Policy:
+        """A policy with plans for runs of ten steps."""
+        fitted = tuple(fitted_plan(plan, self.schedule()) for plan in plans)
+        return Policy(fingerprint(self, latent_shape=self.shape[1:]), plans=fitted, **changes)
+
+    def profile(self, **call: Any) -> Profile:
+        full = record(self, **call)
+        prompts = tuple(ProfiledPrompt("", seed) for seed in range(len(full.run.latents[0])))
+        return Profile(full.schedule, profile_run(full.run), prompts, full.expert_steps)
 
 
 DETERMINISTIC: dict[str, dict[str, Any]] = {

@@ -11,15 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ertacache.core.gram import Trajectory
+from ertacache.core.gram import Schedule, Trajectory, profile_run
 from ertacache.core.paper import adjusted_sigmas
 from ertacache.core.plans import PaperPlan, TrajectoryPlan
 from ertacache.formats.fingerprint import Fingerprint
+from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
+from ertacache.formats.profile import Profile, ProfiledPrompt
 from ertacache.integration.attach import attach
 from ertacache.integration.identity import fingerprint
 from ertacache.integration.record import record
-from ertacache.integration.schedulers import first_order_update
 from ertacache.integration.tracker import NetworkCall, StepCall
 from tests.integration.tiny import CASES, STEPS, Case, call_arguments, generate
 
@@ -34,9 +35,16 @@ class Setting:
     pipe: Any
     case: Case
     run: Trajectory
-    sigmas: Tensor
-    nominal: Tensor
+    schedule: Schedule
     facts: Fingerprint
+
+    @property
+    def sigmas(self) -> Tensor:
+        return self.schedule.sigmas
+
+    @property
+    def nominal(self) -> Tensor:
+        return self.schedule.nominal
 
     def generate(self, **changes: Any) -> Tensor:
         return generate(self.pipe, self.case, **changes)
@@ -71,8 +79,14 @@ class Setting:
         """Calls of the network per step: Wan has its guidance in a call of its own."""
         return 2 if self.case is CASES["wan"] else 1
 
-    def policy(self, plan: TrajectoryPlan | PaperPlan, **changes: Any) -> Policy:
-        return Policy(plan, self.sigmas, fingerprint=self.facts, **changes)
+    def policy(self, *plans: TrajectoryPlan | PaperPlan, **changes: Any) -> Policy:
+        return Policy(
+            self.facts, plans=tuple(fitted_plan(plan, self.schedule) for plan in plans), **changes
+        )
+
+    def profile(self) -> Profile:
+        prompts = [ProfiledPrompt("a red circle", seed) for seed in range(len(self.run.latents[0]))]
+        return Profile(self.schedule, profile_run(self.run), tuple(prompts))
 
     def trajectory_policy(self, compute_steps: Sequence[int] = COMPUTED) -> Policy:
         return self.policy(trajectory_plan(self.nominal, compute_steps))
@@ -88,9 +102,14 @@ def make_setting(name: str, **changes: Any) -> Setting:
         case = replace(case, arguments=case.arguments | changes)
     pipe = case.build()
     full = record(pipe, **call_arguments(case))
-    facts = fingerprint(pipe, sigmas=full.sigmas, latent_shape=full.run.latents[0].shape[1:])
-    update = first_order_update(pipe.scheduler)
-    return Setting(pipe, case, full.run, full.sigmas, update, facts)
+    facts = fingerprint(pipe, latent_shape=full.run.latents[0].shape[1:])
+    return Setting(pipe, case, full.run, full.schedule, facts)
+
+
+def fitted_plan(plan: TrajectoryPlan | PaperPlan, schedule: Schedule) -> FittedPlan:
+    """A plan for runs on a schedule; the paper's method does with any scheduler's steps."""
+    target = schedule.target if isinstance(plan, TrajectoryPlan) else None
+    return FittedPlan(plan, schedule.sigmas, target=target)
 
 
 def trajectory_plan(update: Tensor, compute_steps: Sequence[int]) -> TrajectoryPlan:
@@ -190,6 +209,7 @@ __all__ = [
     "Seen",
     "Setting",
     "count_calls",
+    "fitted_plan",
     "make_setting",
     "paper_plan",
     "trajectory_plan",

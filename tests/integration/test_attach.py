@@ -16,7 +16,7 @@ from ertacache.formats.policy import PolicyError
 from ertacache.integration.attach import attach, detach, find_handle, summary
 from ertacache.integration.record import record
 from tests.integration.setting import COMPUTED, METHODS, STEPS, Setting, count_calls, watch_steps
-from tests.integration.tiny import call_arguments
+from tests.integration.tiny import CASES, call_arguments
 
 
 def test_policy_from_a_file(flux: Setting, tmp_path: Path) -> None:
@@ -25,37 +25,44 @@ def test_policy_from_a_file(flux: Setting, tmp_path: Path) -> None:
     for given in (path, str(path)):
         with attach(flux.pipe, given) as handle:
             assert torch.equal(flux.generate(), flux.attached)
-        assert handle.policy.compute_steps == COMPUTED
+        assert handle.policy.default.compute_steps == COMPUTED
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(PolicyError, match="cannot load"):
         attach(flux.pipe, path)
 
 
-def test_wrong_number_of_steps(setting: Setting) -> None:
-    with attach(setting.pipe, setting.trajectory_policy()) as handle:
+@pytest.mark.parametrize("target", [{}, {"speedup": 2.0}, {"compute_steps": 3}, {"min_psnr": 30.0}])
+def test_other_number_of_steps_without_a_profile(setting: Setting, target: dict[str, Any]) -> None:
+    """Refused before the network is evaluated, if the pipeline announces where the run begins."""
+    with attach(setting.pipe, setting.trajectory_policy(), **target) as handle:
         with (
             count_calls(setting.pipe.transformer) as calls,
             pytest.raises(
                 PolicyError,
-                match=r"has 5 steps, .* for 8: pass num_inference_steps=8, "
-                r"of which 5 are computed, or run: ertacache calibrate MODEL --prompts prompts.txt "
-                r"--steps 5 --compute-steps 4 -o policy-5.safetensors$",
+                match=r"^the run has 5 steps, but the plan is for 8 and comes without a profile: "
+                r"pass num_inference_steps=8, of which 5 are computed, or calibrate at these set",
             ),
         ):
             setting.generate(num_inference_steps=5)
-        assert not calls
-        assert handle.stats.runs == 0
+        announced = setting.case in (CASES["flux"], CASES["wan"])
+        assert len(calls) == (0 if announced else 1)
+        assert handle.plan is None
+        assert handle.stats.last.computed_steps == 0
 
 
-def test_wrong_sigma_schedule(flux: Setting) -> None:
+def test_other_sigmas_without_a_profile(flux: Setting) -> None:
     sigmas = torch.linspace(1, 0.05, STEPS).tolist()
-    with (
-        attach(flux.pipe, flux.trajectory_policy()),
-        count_calls(flux.pipe.transformer) as calls,
-        pytest.raises(PolicyError, match=r"sigma schedule differs from the policy's by \d"),
-    ):
-        flux.generate(sigmas=sigmas)
-    assert not calls
+    for method in METHODS:
+        policy, expected = flux.policy_of(method)
+        why = "comes without a profile" if method == "trajectory" else "is of the paper's method"
+        with attach(flux.pipe, policy):
+            with (
+                count_calls(flux.pipe.transformer) as calls,
+                pytest.raises(PolicyError, match=rf"is not the one of the plan, which {why}: lea"),
+            ):
+                flux.generate(sigmas=sigmas)
+            assert not calls
+            assert torch.equal(flux.generate(), expected)
 
 
 def test_rounding_of_the_sigmas_is_no_difference(flux: Setting) -> None:
@@ -65,18 +72,22 @@ def test_rounding_of_the_sigmas_is_no_difference(flux: Setting) -> None:
     assert handle.stats.last.reused_steps == STEPS - len(COMPUTED)
 
 
-def test_wrong_scheduler(wan: Setting) -> None:
-    policy, mine = wan.trajectory_policy(), wan.pipe.scheduler
-    wan.pipe.scheduler = UniPCMultistepScheduler.from_config(mine.config, flow_shift=5.0)
-    try:
-        with pytest.raises(PolicyError, match=r"scheduler_config\.flow_shift is 5\.0, was 3\.0"):
-            attach(wan.pipe, policy)
-    finally:
-        wan.pipe.scheduler = mine
+def test_scheduler_of_another_prediction(wan: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network's output would mean something else; another shift is another schedule."""
+    policy, config = wan.trajectory_policy(), wan.pipe.scheduler.config
+    other = {"use_flow_sigmas": False, "prediction_type": "epsilon"}
+    wrong = UniPCMultistepScheduler.from_config(config, **other)
+    monkeypatch.setattr(wan.pipe, "scheduler", wrong)
+    with pytest.raises(PolicyError, match="prediction is 'epsilon', was 'flow'; attach it to the"):
+        attach(wan.pipe, policy)
+    shifted = UniPCMultistepScheduler.from_config(config, flow_shift=5.0)
+    monkeypatch.setattr(wan.pipe, "scheduler", shifted)
+    with attach(wan.pipe, policy), pytest.raises(PolicyError, match="comes without a profile"):
+        wan.generate()
 
 
 def test_wrong_pipeline_and_model(flux: Setting, wan: Setting, experts: Setting) -> None:
-    with pytest.raises(PolicyError, match="pipeline is 'WanPipeline', was 'FluxPipeline'"):
+    with pytest.raises(PolicyError, match=r"denoiser is 'WanTransformer3DModel', was 'FluxTransf"):
         attach(wan.pipe, flux.trajectory_policy())
     with pytest.raises(PolicyError, match=r"denoiser_hash is .* or calibrate a new one"):
         attach(experts.pipe, wan.trajectory_policy())
@@ -84,11 +95,16 @@ def test_wrong_pipeline_and_model(flux: Setting, wan: Setting, experts: Setting)
         attach(object(), flux.trajectory_policy())  # type: ignore[arg-type]
 
 
-def test_other_conditions_are_warned_of_once(flux: Setting) -> None:
-    with attach(flux.pipe, flux.trajectory_policy()):
-        with pytest.warns(UserWarning, match=r"guidance is 7\.0, was 3\.5") as seen:
+def test_other_conditions_are_warned_of_once(
+    flux: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another size is no reason for a warning: it is noted."""
+    with attach(flux.pipe, flux.trajectory_policy()), caplog.at_level("INFO", logger="ertacache"):
+        with pytest.warns(UserWarning, match=r"guidance_scale is 7\.0, was 3\.5$"):
             flux.generate(guidance_scale=7.0, height=48)
-        assert "latent_shape is (96, 16), was (64, 16)" in str(seen[0].message)
+        assert caplog.messages == [
+            "the run differs from the calibrated ones: latent_shape is (96, 16), was (64, 16)"
+        ]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             flux.generate(guidance_scale=7.0, height=48)
@@ -168,7 +184,7 @@ def test_two_experts(experts: Setting) -> None:
     assert first not in steps
     with (
         attach(experts.pipe, experts.trajectory_policy(steps)),
-        pytest.raises(PolicyError, match=rf"another network at step {first}.*pinned=\[{first}\]"),
+        pytest.raises(PolicyError, match=rf"another network at step {first}, which the plan reu"),
     ):
         experts.generate()
     with attach(experts.pipe, experts.trajectory_policy((0, 1, first))) as handle:
@@ -201,7 +217,7 @@ def test_summary_needs_no_handle(flux: Setting) -> None:
     with attach(flux.pipe, flux.trajectory_policy()) as handle:
         flux.generate()
         assert summary(flux.pipe) == handle.summary()
-        assert summary(flux.pipe).startswith("5 of 8 steps computed: ██·█··██\n1 run: 5 steps")
+        assert summary(flux.pipe).startswith("last run: 5 of 8 steps computed: ██·█··██\n1 ")
     with pytest.raises(RuntimeError, match="no policy is attached"):
         summary(flux.pipe)
 

@@ -13,8 +13,8 @@ import torch
 
 from ertacache.core import steppers
 from ertacache.formats.policy import PolicyError
-from ertacache.integration import run as run_module
 from ertacache.integration.attach import attach
+from ertacache.integration.choose import PlanChooser
 from ertacache.integration.record import record
 from tests.integration.setting import COMPUTED, METHODS, Setting, make_setting
 from tests.integration.tiny import CASES, call_arguments, generate
@@ -86,12 +86,12 @@ def in_the_step(pipe: Any, patch: pytest.MonkeyPatch) -> Any:
 
 
 @contextmanager
-def in_set_timesteps(pipe: Any, patch: pytest.MonkeyPatch) -> Any:
+def in_the_choice(pipe: Any, patch: pytest.MonkeyPatch) -> Any:
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     with patch.context() as inner:
-        inner.setattr(run_module, "check_run", interrupt)
+        inner.setattr(PlanChooser, "choose", interrupt)
         yield {}
 
 
@@ -105,7 +105,7 @@ def between_steps(pipe: Any, patch: pytest.MonkeyPatch) -> Any:
     yield {"callback_on_step_end": callback}
 
 
-TROUBLES = [in_the_network, in_the_step, in_set_timesteps, between_steps]
+TROUBLES = [in_the_network, in_the_step, in_the_choice, between_steps]
 
 
 @pytest.mark.parametrize("trouble", TROUBLES, ids=lambda t: t.__name__)
@@ -158,7 +158,7 @@ def test_sigmas_of_a_failed_run_are_forgotten(
     with attach(flux.pipe, flux.paper_policy()):
         with between_steps(flux.pipe, monkeypatch) as arguments, pytest.raises(KeyboardInterrupt):
             flux.generate(**arguments)
-        with pytest.raises(PolicyError, match="sigma schedule differs"):
+        with pytest.raises(PolicyError, match="sigma schedule is not the one of the plan"):
             flux.generate(sigmas=torch.linspace(1, 0.05, 8).tolist())
 
 

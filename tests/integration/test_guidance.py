@@ -14,10 +14,16 @@ from ertacache.formats.policy import Policy
 from ertacache.integration.attach import attach
 from ertacache.integration.identity import fingerprint
 from ertacache.integration.record import record
-from ertacache.integration.schedulers import first_order_update
 from tests.compatibility import image, newer, video
 from tests.integration.reference import replayed
-from tests.integration.setting import COMPUTED, STEPS, Setting, trajectory_plan, watch_steps
+from tests.integration.setting import (
+    COMPUTED,
+    STEPS,
+    Setting,
+    fitted_plan,
+    trajectory_plan,
+    watch_steps,
+)
 
 ROWS = {row.title: row for module in (image, newer, video) for row in module.ROWS}
 GUIDANCE: dict[str, tuple[int, dict[str, Any]]] = {
@@ -49,9 +55,9 @@ def run_of(pipe: Any, call: dict[str, Any]) -> Callable[[], Tensor]:
 def policy_of(pipe: Any, call: dict[str, Any]) -> Policy:
     full = record(pipe, **call | {"generator": torch.Generator().manual_seed(0)})
     shape = full.run.latents[0].shape[1:]
-    facts = fingerprint(pipe, sigmas=full.sigmas, latent_shape=shape)
-    plan = trajectory_plan(first_order_update(pipe.scheduler), COMPUTED)
-    return Policy(plan, full.sigmas, fingerprint=facts)
+    plan = trajectory_plan(full.schedule.nominal, COMPUTED)
+    fitted = fitted_plan(plan, full.schedule)
+    return Policy(fingerprint(pipe, latent_shape=shape), plans=(fitted,))
 
 
 @pytest.mark.parametrize("title", list(GUIDANCE))
@@ -64,7 +70,7 @@ def test_guidance_that_is_not_linear(title: str) -> None:
         warnings.simplefilter("error")
         with attach(pipe, policy) as handle, watch_steps(pipe) as seen:
             result = generate()
-    assert torch.equal(result, replayed(policy, seen)[-1])
+    assert torch.equal(result, replayed(policy.default, seen)[-1])
     assert not torch.equal(result, full)
     assert handle.stats.last.denoiser_calls == GUIDANCE[title][0] * len(COMPUTED)
     assert torch.equal(generate(), full)

@@ -9,12 +9,7 @@ import pytest
 import torch
 
 from ertacache.integration.attach import attach
-from ertacache.integration.identity import (
-    calibrate_command,
-    find_denoisers,
-    fingerprint,
-    model_name,
-)
+from ertacache.integration.identity import find_denoisers, fingerprint
 from tests.integration.setting import Setting
 
 
@@ -48,7 +43,7 @@ def test_fingerprint_is_that_of_the_network_inside(flux: Setting) -> None:
     pipe = flux.another().pipe
     shape = flux.run.latents[0].shape[1:]
     pipe.transformer = torch.compile(pipe.transformer, backend="eager")
-    now = fingerprint(pipe, sigmas=flux.sigmas, latent_shape=shape)
+    now = fingerprint(pipe, latent_shape=shape)
     assert replace(now, guidance=flux.facts.guidance) == flux.facts
 
 
@@ -57,13 +52,3 @@ def test_fingerprint_covers_all_networks(wan: Setting, experts: Setting) -> None
     assert list(find_denoisers(wan.pipe)) == ["transformer"]
     assert experts.facts.denoiser == wan.facts.denoiser
     assert experts.facts.denoiser_hash != wan.facts.denoiser_hash
-
-
-def test_command_that_calibrates_another_number_of_steps(flux: Setting) -> None:
-    """The same method, the same share of computed steps, the name quoted for a shell."""
-    assert model_name(flux.pipe) is None
-    command = calibrate_command(flux.paper_policy(), "my models/flux", steps=30)
-    assert command == (
-        "ertacache calibrate 'my models/flux' --prompts prompts.txt --method paper "
-        "--steps 30 --compute-steps 19 -o policy-30.safetensors"
-    )

@@ -17,7 +17,6 @@ from ertacache.formats.policy import Policy
 from ertacache.integration.attach import Handle, attach
 from ertacache.integration.identity import fingerprint
 from ertacache.integration.record import record
-from ertacache.integration.schedulers import first_order_update
 from ertacache.models import MODELS, load_pipeline, load_prompts
 from tests.integration.reference import OriginalSteps, flux_denoiser, replayed
 from tests.integration.setting import (
@@ -26,6 +25,7 @@ from tests.integration.setting import (
     STEPS,
     Setting,
     count_calls,
+    fitted_plan,
     paper_plan,
     watch_steps,
 )
@@ -35,7 +35,7 @@ from tests.integration.tiny import CASES, call_arguments, generate
 def test_trajectory_on_flux(flux: Setting) -> None:
     policy = flux.trajectory_policy()
     denoise = flux_denoiser(flux.pipe, **call_arguments(flux.case))
-    stepper = make_stepper(policy.plan)
+    stepper = make_stepper(policy.default.plan)
     assert isinstance(stepper, TrajectoryStepper)
     expected = run(denoise, flux.run.latents[0], stepper, sigmas=flux.sigmas)
     with (
@@ -58,7 +58,7 @@ def test_paper_on_flux(flux: Setting, reuse: str, scale: float, rectified: bool)
     denoise, noise = flux_denoiser(flux.pipe, **call_arguments(flux.case)), flux.run.latents[0]
 
     def core(**solver: Any) -> Tensor:
-        stepper = make_stepper(policy.plan)
+        stepper = make_stepper(policy.default.plan)
         assert isinstance(stepper, PaperStepper)
         return run(denoise, noise, stepper, sigmas=flux.sigmas, **solver)[-1]
 
@@ -75,7 +75,7 @@ def test_paper_on_flux(flux: Setting, reuse: str, scale: float, rectified: bool)
 def test_a_stepper_that_is_given_is_the_one_that_runs(flux: Setting, method: str) -> None:
     """As calibration does: the policy is there for its sigmas and its fingerprint."""
     policy, expected = flux.policy_of(method)
-    stepper = make_stepper(policy.plan)
+    stepper = make_stepper(policy.default.plan)
     with Handle(flux.pipe, flux.paper_policy((0, 7), scale=1.0), stepper=stepper) as handle:
         assert torch.equal(flux.generate(), expected)
     assert handle.stats.last.computed_steps == len(COMPUTED)
@@ -95,16 +95,16 @@ def test_both_methods_on_the_bundled_model() -> None:
         return result
 
     full = record(pipe, **call, generator=torch.Generator().manual_seed(7))
-    sigmas, noise = full.sigmas, full.run.latents[0]
-    update, statistics = first_order_update(pipe.scheduler), profile_run(full.run)
-    (plan,) = fit_plans(statistics, update, schedules=[computed], fit=Fit())
+    sigmas, noise = full.schedule.sigmas, full.run.latents[0]
+    gram, update = profile_run(full.run).gram, full.schedule.nominal
+    (plan,) = fit_plans(gram, update, schedules=[computed], fit=Fit())
     denoise = flux_denoiser(pipe, **call)
-    facts = fingerprint(pipe, sigmas=sigmas, latent_shape=noise.shape[1:])
+    facts = fingerprint(pipe, latent_shape=noise.shape[1:])
     for made in (plan, paper_plan(sigmas, computed)):
         stepper = make_stepper(made)
         expected = run(denoise, noise, stepper, sigmas=sigmas, solver=OriginalSteps)[-1]
         with (
-            attach(pipe, Policy(made, sigmas, fingerprint=facts)),
+            attach(pipe, Policy(facts, plans=(fitted_plan(made, full.schedule),))),
             count_calls(pipe.transformer) as calls,
         ):
             assert torch.equal(generate_latents(), expected)
@@ -122,7 +122,7 @@ def test_trajectory_replays_recorded_outputs(setting: Setting) -> None:
         count_calls(setting.pipe.transformer) as calls,
     ):
         result = setting.generate()
-    expected = replayed(policy, seen)
+    expected = replayed(policy.default, seen)
     for x, y in zip((*seen.samples, result), expected, strict=True):
         assert torch.equal(x, y)
     assert len(calls) == setting.branches * len(COMPUTED)
@@ -157,12 +157,13 @@ def test_all_steps_computed_with_the_first_order_update_is_the_full_run(setting:
 def test_half_precision_is_summed_in_single(flux: Setting, dtype: torch.dtype) -> None:
     pipe = flux.another().pipe.to(dtype)
     policy = flux.trajectory_policy()
-    assert isinstance(policy.plan, TrajectoryPlan)
+    plan = policy.default.plan
+    assert isinstance(plan, TrajectoryPlan)
     with pytest.warns(UserWarning, match=r"dtype is '\w+16', was 'float32'"):
         handle = attach(pipe, policy)
     with handle, watch_steps(pipe) as seen:
         result = generate(pipe, flux.case)
-    rows = policy.plan.coefficients[:, 0].tolist()
+    rows = plan.coefficients[:, 0].tolist()
     past: list[Tensor] = []
     for k, (x, v) in enumerate(zip(seen.samples, seen.outputs, strict=True)):
         past = [v, *past][:3] if k in COMPUTED else past

@@ -11,9 +11,12 @@ import torch
 from ertacache.core.sampler import run_reference
 from ertacache.integration.record import record
 from ertacache.integration.schedulers import SchedulerError
-from tests.integration.sampling import Sampling, make
+from tests.integration.sampling import DETERMINISTIC, Sampling, make
 from tests.integration.setting import STEPS, Setting, count_calls
 from tests.integration.tiny import call_arguments
+
+# Some schedulers make an array of a tensor in a way that numpy is about to drop.
+pytestmark = pytest.mark.filterwarnings("ignore:__array:DeprecationWarning")
 
 
 def test_records_what_the_pipeline_does(setting: Setting) -> None:
@@ -28,7 +31,7 @@ def test_records_what_the_pipeline_does(setting: Setting) -> None:
         **arguments,
     )
     run = full.run
-    assert torch.equal(full.sigmas, setting.sigmas)
+    assert torch.equal(full.schedule.sigmas, setting.sigmas)
     assert full.expert_steps == ()
     assert torch.equal(run.latents[-1], setting.generate())
     assert (len(run.latents), len(run.outputs)) == (STEPS + 1, STEPS)
@@ -75,6 +78,42 @@ def test_record_is_a_copy(flux: Setting) -> None:
     full = record(flux.pipe, **call_arguments(flux.case, callback_on_step_end=clear))
     for kept, right in zip(full.run.latents, flux.run.latents, strict=True):
         assert torch.equal(kept, right)
+
+
+@pytest.mark.parametrize("name", list(DETERMINISTIC))
+def test_record_of_a_run_that_begins_later(name: str) -> None:
+    """Its latents, on the schedule that a copy of its scheduler takes from there on."""
+    sampling = Sampling(make(name))
+    start = sampling.record()[0].latents[4]
+    full = record(sampling, start=4, latents=start)
+    assert (full.run.num_steps, full.schedule.num_steps) == (6, 6)
+    assert not full.schedule.begun
+    assert torch.equal(full.schedule.sigmas, sampling.schedule().sigmas[4:])
+    assert torch.equal(full.run.latents[0], start)
+    assert torch.equal(full.run.latents[-1], sampling(start=4, latents=start))
+    vectors = torch.stack([start, *full.run.outputs]).double()
+    expected = torch.einsum("kj,j...->k...", full.schedule.latents, vectors)
+    torch.testing.assert_close(
+        torch.stack(full.run.latents).double(), expected, rtol=1e-4, atol=1e-4
+    )
+
+
+class Stopping(Sampling):
+    """A pipeline that leaves its loop before the last step."""
+
+    def __call__(self, **call: Any) -> Any:
+        self.scheduler.set_timesteps(STEPS)
+        x = torch.ones(2, 3, 4)
+        for t in self.scheduler.timesteps[:5]:
+            x = self.scheduler.step(self.unet(x, t), t, x).prev_sample
+        return x
+
+
+def test_run_that_ends_early_is_refused() -> None:
+    with pytest.raises(
+        SchedulerError, match=r"took 5 of the 8 steps .* only runs to the last step"
+    ):
+        record(Stopping(make("FlowMatchEulerDiscreteScheduler")))
 
 
 class Copying(Sampling):

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ertacache.core.plans import PaperPlan, TrajectoryPlan
+from ertacache.core.plans import PaperPlan, Target, TrajectoryPlan
 from ertacache.formats.policy import Policy
 from ertacache.integration.attach import attach
-from ertacache.integration.img2img import LaterStarts
+from ertacache.integration.choose import PlanChooser
 from ertacache.integration.run import PolicyRun, RunSetup, _OutputCache
 from ertacache.integration.schedulers import StepForms, read_sigmas
 from ertacache.integration.tracker import NetworkCall, StepCall
@@ -58,15 +58,16 @@ def operations(setting: Setting) -> list[Counter[str]]:
 def test_a_reused_step_is_one_sum(flux: Setting) -> None:
     """One product and a sum per kept output; the time divided by 1000 is the pipeline's."""
     policy = flux.trajectory_policy()
-    assert isinstance(policy.plan, TrajectoryPlan)
+    plan = policy.default.plan
+    assert isinstance(plan, TrajectoryPlan)
     with attach(flux.pipe, policy):
         counts = operations(flux)
     kept = 0
     for k in range(1, STEPS):
-        kept = min(policy.plan.history, sum(c <= k for c in COMPUTED))
+        kept = min(plan.history, sum(c <= k for c in COMPUTED))
         if k not in COMPUTED:
             assert counts[k] == {"mul": 1, "add": kept, "div": 1}
-    assert kept == policy.plan.history
+    assert kept == plan.history
 
 
 @pytest.mark.parametrize("reuse", ["residual", "velocity"])
@@ -90,17 +91,16 @@ class Driven:
         self, policy: Policy, sampling: Sampling, *, cache_device: torch.device | None = None
     ) -> None:
         scheduler = sampling.scheduler
+        scheduler.set_begin_index(0)
         self._scheduler, self.step = scheduler, 0
         self.run = PolicyRun(
             RunSetup(
                 pipe=sampling,
-                policy=policy,
+                chooser=PlanChooser(policy, Target()),
                 warnings=RunWarnings(),
-                policies=LaterStarts(sampling, policy),
                 forms=StepForms(scheduler),
                 cache_device=cache_device,
                 stepper=None,
-                adjustment=None,
             )
         )
 
@@ -191,7 +191,7 @@ def test_stats_stay_when_the_run_is_over() -> None:
 
 def test_rectification_per_channel(flux: Setting) -> None:
     """One gain for every channel of the packed latent, in the dimension after the batch."""
-    plan = flux.paper_policy().plan
+    plan = flux.paper_policy().default.plan
     assert isinstance(plan, PaperPlan)
     assert plan.gain is not None
     assert plan.bias is not None

@@ -84,7 +84,7 @@ def test_latent_of_another_shape_with_the_papers_method(name: str) -> None:
 
 def test_rectification_of_another_size(flux: Setting) -> None:
     """One number per element cannot serve another resolution: refused before any step."""
-    plan = flux.paper_policy().plan
+    plan = flux.paper_policy().default.plan
     assert isinstance(plan, PaperPlan)
     assert plan.gain is not None
     assert plan.bias is not None

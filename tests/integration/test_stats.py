@@ -44,14 +44,15 @@ def test_stats(setting: Setting) -> None:
 def test_summary(wan: Setting) -> None:
     """Two calls per step, of which every tenth of a second is known."""
     with attach(wan.pipe, wan.trajectory_policy()) as handle:
-        assert handle.summary().splitlines()[1:3] == [
+        assert handle.summary().splitlines()[:3] == [
+            "no run yet",
             "0 runs: 0 steps computed, 0 reused",
             "network evaluations (NFE): 0 instead of 0, 0.00x fewer",
         ]
         for _ in range(2):
             wan.generate()
         assert handle.summary().splitlines() == [
-            "5 of 8 steps computed: ██·█··██",
+            "last run: 5 of 8 steps computed: ██·█··██",
             "2 runs: 10 steps computed, 6 reused",
             "network evaluations (NFE): 20 instead of 32, 1.60x fewer",
             "seconds in the network: 10.00, about 6.00 saved",

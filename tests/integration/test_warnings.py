@@ -109,7 +109,7 @@ def test_warning_at_the_end_of_the_loop(flux: Setting) -> None:
 def test_steps_that_leave_the_range() -> None:
     """Every output is finite, so the network is not blamed."""
     sampling = euler()
-    plan = policy_of(sampling, "trajectory").plan
+    plan = policy_of(sampling, "trajectory").default.plan
     assert isinstance(plan, TrajectoryPlan)
     plan.coefficients[-1, 0, 0] = 1e300
     with attach(sampling, sampling.policy(plan)) as handle:
@@ -164,7 +164,7 @@ def test_guidance_that_comes_or_goes(method: str, early: bool, batched: bool) ->
         # Where the input has another shape there is nothing to reuse.
         assert handle.stats.last.computed_steps == len(PLANNED) + batched
     if method == "trajectory":
-        assert torch.equal(result, replayed(policy, seen)[-1])
+        assert torch.equal(result, replayed(policy.default, seen)[-1])
     assert torch.equal(sampling(), run.latents[-1])
 
 
@@ -198,7 +198,7 @@ def test_file_replaced_while_attached(flux: Setting, tmp_path: Path) -> None:
         assert torch.equal(flux.generate(), flux.attached)
         path.unlink()
         assert torch.equal(flux.generate(), flux.attached)
-    assert handle.policy.compute_steps == COMPUTED
+    assert handle.policy.default.compute_steps == COMPUTED
 
 
 def test_scheduler_changed_while_attached(flux: Setting) -> None:
@@ -206,7 +206,7 @@ def test_scheduler_changed_while_attached(flux: Setting) -> None:
     scheduler = flux.pipe.scheduler
     with attach(flux.pipe, flux.trajectory_policy()), count_calls(flux.pipe.transformer) as calls:
         scheduler.set_shift(5.0)
-        with pytest.raises(PolicyError, match="sigma schedule differs"):
+        with pytest.raises(PolicyError, match="sigma schedule is not the one of the plan"):
             flux.generate()
         assert not calls
         scheduler.set_shift(3.0)

@@ -6,6 +6,7 @@ them. Every measurement goes to the journal; an interrupted benchmark resumes fr
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -72,8 +73,8 @@ class Bench:
                 f"no such method: {', '.join(sorted(unknown))}; there are: "
                 f"{', '.join(method_names())}"
             )
-        if not self.budgets or min(self.budgets) <= 1:
-            raise ValueError("budgets are speed-ups, each greater than 1")
+        if not self.budgets or not all(1 < budget < math.inf for budget in self.budgets):
+            raise ValueError("budgets are speed-ups, each a finite number greater than 1")
         if self.reference is not None:
             reference_images(self.reference)
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ertacache.calibration.paper import calibrate_paper
+from ertacache.calibration.paper import calibrate_paper, check_one_call
 from ertacache.calibration.profile import profile_runs
 from ertacache.calibration.refit import REFIT_PROMPTS, check_refit_prompts, refit_budget
 from ertacache.calibration.session import HELDOUT_SEED, Session, Stage, number_runs
-from ertacache.calibration.solve import Method, PaperOptions, check_threshold, solve
+from ertacache.calibration.solve import (
+    Method,
+    PaperOptions,
+    check_method,
+    check_threshold,
+    solve,
+)
 from ertacache.calibration.trial import measure_fits, with_frontier
 from ertacache.calibration.validate import validate
 from ertacache.core.plans import Reuse, Target
@@ -36,13 +42,17 @@ class Targets:
 
     Attributes:
         budgets: speed-ups or numbers of computed steps.
+        given: whether they were given; of the default ones, those that do not fit are left out.
         min_psnr: PSNR to the full run on held-out prompts, in dB.
         threshold: the paper's lambda.
+        method: trajectory rectification, or the paper's.
     """
 
     budgets: tuple[Target, ...] = ()
+    given: bool = True
     min_psnr: float | None = None
     threshold: float | None = None
+    method: Method = "trajectory"
 
     @classmethod
     def of(
@@ -60,8 +70,7 @@ class Targets:
             >>> [target.speedup for target in Targets.of("trajectory").budgets]
             [2.0, 3.0]
         """
-        if method not in ("trajectory", "paper"):
-            raise ValueError(f"method must be 'trajectory' or 'paper', got {method!r}")
+        check_method(method)
         given = {
             "speedup": speedup,
             "compute_steps": compute_steps,
@@ -72,7 +81,7 @@ class Targets:
         if len(named) > 1:
             raise ValueError(f"give one kind of target, not {' and '.join(named)}")
         if threshold is not None:
-            return cls(threshold=check_threshold(threshold, method))
+            return cls(threshold=check_threshold(threshold, method), method=method)
         if min_psnr is not None:
             if method == "paper":
                 raise ValueError(
@@ -81,16 +90,20 @@ class Targets:
             return cls(min_psnr=Target(min_psnr=min_psnr).min_psnr)
         if compute_steps is not None:
             counts = [compute_steps] if isinstance(compute_steps, int) else list(compute_steps)
-            return cls(_distinct([Target(compute_steps=count) for count in counts]))
+            targets = _distinct([Target(compute_steps=count) for count in counts])
+            return cls(targets, method=method)
         factors = SPEEDUPS if speedup is None else speedup
         listed = [factors] if isinstance(factors, int | float) else list(factors)
-        return cls(_distinct([Target(speedup=factor) for factor in listed]))
+        targets = _distinct([Target(speedup=factor) for factor in listed])
+        return cls(targets, given=speedup is not None, method=method)
 
     def check(self, num_steps: int) -> list[int]:
         """The numbers of computed steps in runs of ``num_steps``; raise if one is impossible."""
         found = []
         for target in self.budgets:
             if target.speedup is not None and target.speedup > num_steps / 2:
+                if not self.given and num_steps >= 4:
+                    continue
                 raise ValueError(
                     f"speedup must be between 1 and {num_steps / 2:g}, got {target.speedup:g}"
                 )
@@ -126,26 +139,18 @@ def calibrate(
     refit: bool = True,
     refit_prompts: int = REFIT_PROMPTS,
     profile_path: str | os.PathLike[str] | None = None,
+    provenance: Mapping[str, str] | None = None,
     stage: Stage | None = None,
     **call: Any,
 ) -> Policy:
     """Calibrate a pipeline: profile, try, solve, refit, measure.
 
-    The policy serves every speed-up, number of steps and size. Some speed-ups are refitted in
-    closed loop and measured; all others are solved from the profile when they are needed, with
-    what the trials found.
-
-    A pipeline's argument may be a list of values, which the prompts are spread over, such as
-    ``guidance_scale=[2, 5, 7]``; the plans then serve the whole range.
-
     Args:
         pipe: a diffusers pipeline with a deterministic scheduler.
         prompts: the calibration prompts; a handful will do, 8 to 32 are better.
-        speedup: refit this one, or these: at least so many times fewer computed steps than steps.
-            By default 2 and 3.
+        speedup: refit these speed-ups; by default 2 and 3. All others are solved when needed.
         compute_steps: refit these numbers of computed steps, in place of speed-ups.
-        min_psnr: refit the fewest computed steps that have this PSNR to the full run on the
-            held-out prompts; see ``missed_target``.
+        min_psnr: refit the fewest computed steps with this PSNR on held-out prompts, in dB.
         threshold: the paper's lambda.
         method: trajectory rectification, or ``"paper"``.
         reuse: the paper's method: what a reused step returns.
@@ -157,100 +162,128 @@ def calibrate(
         refit: run trials and refit in closed loop; the paper's method: calibrate on the network.
         refit_prompts: calibration prompts to refit on; their latents are held in memory.
         profile_path: file that the profile is written to as it grows, and resumed from.
+        provenance: strings to keep in the file besides the call, such as the command line.
         stage: called with the name of every stage; returns what is called with its progress.
-        **call: arguments of the pipeline, such as ``num_inference_steps``.
+        **call: arguments of the pipeline. A list of values, such as ``guidance_scale=[2, 5]``,
+            spreads the prompts over them, and the plans serve the whole range.
     """
     targets = Targets.of(
-        method,
-        speedup=speedup,
-        compute_steps=compute_steps,
-        min_psnr=min_psnr,
-        threshold=threshold,
+        method, speedup=speedup, compute_steps=compute_steps, min_psnr=min_psnr, threshold=threshold
     )
-    if isinstance(call.get("num_inference_steps"), int):
-        targets.check(call["num_inference_steps"])
+    options = PaperOptions(reuse, adjust_timesteps, rectify)
     session = Session(pipe, call, batch_size=batch_size, stage=stage)
-    fitted, heldout = _split(prompts, heldout)
-    runs = session.number_runs(fitted, seed)
-    unseen = session.number_runs(heldout, seed + HELDOUT_SEED)
-    refitted = runs[: check_refit_prompts(refit_prompts) if refit else 0]
-    known = profile_runs(session, runs, path=profile_path, keep=refitted)
-    work = _Calibration(session, replace(known, plans=()), refitted, unseen)
-    if method == "paper":
-        policy = work.paper(targets, PaperOptions(reuse, adjust_timesteps, rectify))
-    else:
-        policy = work.trajectory(targets)
-    provenance = dict(policy.provenance) | {"network calls": str(session.evaluations)}
-    return replace(policy, provenance=provenance)
+    count = check_refit_prompts(refit_prompts) if refit else 0
+    runs = _Runs.of(session, prompts, heldout, seed=seed, refitted=count)
+    work = _Calibration(session, runs, targets, options)
+    known = work.profile(profile_path, provenance)
+    return work.paper(known) if method == "paper" else work.trajectory(known)
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Prompts with their seeds and arguments.
+
+    Attributes:
+        calibration: to profile.
+        refitted: those of them to try and refit on; none solves from the profile alone.
+        heldout: to validate on.
+    """
+
+    calibration: list[ProfiledPrompt]
+    refitted: list[ProfiledPrompt]
+    heldout: list[ProfiledPrompt]
+
+    @classmethod
+    def of(
+        cls,
+        session: Session,
+        prompts: Sequence[str],
+        heldout: Sequence[str] | None,
+        *,
+        seed: int,
+        refitted: int,
+    ) -> _Runs:
+        """Number the prompts; a quarter is held out unless others are given."""
+        fitted, unseen = _split(prompts, heldout)
+        runs = session.number_runs(fitted, seed)
+        return cls(runs, runs[:refitted], session.number_runs(unseen, seed + HELDOUT_SEED))
 
 
 @dataclass(frozen=True, eq=False)
 class _Calibration:
-    """A calibration after profiling.
+    """One calibration.
 
     Attributes:
         session: the pipeline.
-        known: a policy with the profile of its full runs.
-        runs: those to try and refit on; none solves from the profile alone.
-        heldout: prompts and seeds to validate on.
+        runs: prompts and seeds.
+        targets: what plans are refitted for.
+        options: the parts of the paper's method.
     """
 
     session: Session
-    known: Policy
-    runs: Sequence[ProfiledPrompt]
-    heldout: Sequence[ProfiledPrompt]
+    runs: _Runs
+    targets: Targets
+    options: PaperOptions
 
-    def trajectory(self, targets: Targets) -> Policy:
+    def profile(
+        self, path: str | os.PathLike[str] | None, provenance: Mapping[str, str] | None
+    ) -> Policy:
+        """Check what can be checked beforehand, then profile; a policy without plans."""
+        steps = self.session.call.get("num_inference_steps")
+        if isinstance(steps, int):
+            self.targets.check(steps)
+        if self.targets.method == "paper":
+            check_one_call(self.runs.refitted)
+        known = profile_runs(
+            self.session,
+            self.runs.calibration,
+            path=path,
+            keep=self.runs.refitted,
+            provenance=provenance,
+        )
+        return replace(known, plans=())
+
+    def trajectory(self, policy: Policy) -> Policy:
         """The policy with a validated plan for every target."""
-        policy = self.known
-        if self.runs:
-            policy = measure_fits(self.session, policy, self.runs)
+        if self.runs.refitted:
+            policy = measure_fits(self.session, policy, self.runs.refitted)
         self.session.progress("solve")
         policy = with_frontier(policy)
-        if targets.min_psnr is not None:
-            return self._reach(policy, targets.min_psnr)
-        budgets = targets.check(profile_of(policy).num_steps)
+        if self.targets.min_psnr is not None:
+            return self._reach(policy, self.targets.min_psnr)
+        budgets = self.targets.check(profile_of(policy).num_steps)
         return self._validated(policy, [self._plan(policy, budget) for budget in budgets])
 
-    def paper(self, targets: Targets, options: PaperOptions) -> Policy:
+    def paper(self, policy: Policy) -> Policy:
         """The same with plans of the paper's method."""
-        policy, threshold = self.known, targets.threshold
-        budgets: Sequence[int | None] = targets.check(profile_of(policy).num_steps) or [None]
-        if self.runs:
-            plans = [
-                calibrate_paper(
-                    self.session,
-                    policy,
-                    self.runs,
-                    budget=budget,
-                    threshold=threshold,
-                    options=options,
-                )
-                for budget in budgets
-            ]
-        else:
-            solved = [
-                solve(
-                    policy,
-                    method="paper",
-                    compute_steps=budget,
-                    threshold=threshold,
-                    **vars(options),
-                )
-                for budget in budgets
-            ]
-            plans = [found.default for found in solved]
-        return self._validated(policy, plans)
+        budgets: Sequence[int | None] = self.targets.check(profile_of(policy).num_steps) or [None]
+        return self._validated(policy, [self._paper_plan(policy, budget) for budget in budgets])
+
+    def _paper_plan(self, policy: Policy, budget: int | None) -> FittedPlan:
+        threshold, options = self.targets.threshold, self.options
+        if self.runs.refitted:
+            return calibrate_paper(
+                self.session,
+                policy,
+                self.runs.refitted,
+                budget=budget,
+                threshold=threshold,
+                options=options,
+            )
+        return solve(
+            policy, method="paper", compute_steps=budget, threshold=threshold, **vars(options)
+        ).default
 
     def _plan(self, policy: Policy, budget: int) -> FittedPlan:
-        if self.runs:
-            reference = self.session.reference(self.runs)
+        if self.runs.refitted:
+            reference = self.session.reference(self.runs.refitted)
             return refit_budget(self.session, policy, reference, budget)
         return solve(policy, compute_steps=budget).plans[-1]
 
     def _validated(self, policy: Policy, plans: Sequence[FittedPlan]) -> Policy:
-        found = validate(self.session, policy, plans, self.heldout)
-        return replace(policy, plans=tuple(found))
+        found = validate(self.session, policy, plans, self.runs.heldout)
+        calls = {"network calls": str(self.session.evaluations)}
+        return replace(policy, plans=tuple(found), provenance={**policy.provenance, **calls})
 
     def _reach(self, policy: Policy, psnr: float) -> Policy:
         """The fewest computed steps that reach a PSNR on held-out prompts, in a few tries.
@@ -265,11 +298,12 @@ class _Calibration:
             if budget is None:
                 break
             plan = replace(self._plan(policy, budget), target_psnr=psnr)
-            tried += self._validated(policy, [plan]).plans
+            validated = self._validated(policy, [plan])
+            policy, tried = replace(validated, plans=()), [*tried, *validated.plans]
             measured = _measured_psnr(tried[-1])
             if measured >= psnr:
                 return replace(policy, plans=(tried[-1],))
-            error = tried[-1].measured_error or tried[-1].predicted_error
+            error = tried[-1].predicted_error
             assert error is not None
             policy = replace(policy, unit_psnr=measured_unit(measured, error))
         if not tried:

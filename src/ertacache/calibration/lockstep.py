@@ -12,6 +12,7 @@ import copy
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +28,7 @@ from ertacache.formats.fingerprint import Fingerprint
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
 from ertacache.integration.identity import find_denoisers
-from ertacache.integration.private_api import Pipeline, fresh_copy
+from ertacache.integration.private_api import Pipeline, fresh_copy, shallow_copy
 
 __all__ = ["refit_plan", "run_plan"]
 
@@ -153,41 +154,67 @@ class _Meeting:
     def run(
         self, session: Session, policy: Policy, calls: Sequence[tuple[Any, RefitStepper]]
     ) -> None:
-        """Run all calls to their end; an error of one ends them all."""
-        threads = []
+        """Run all calls to their end; an error of one ends them all, as an interruption does."""
+        threads, modes = [], _modes()
         for number, (group, stepper) in enumerate(calls):
             work = functools.partial(
                 session.lockstep, group, policy, stepper, pipe=_copy(session.pipe)
             )
-            threads.append(threading.Thread(target=self._work, args=(number, work), daemon=True))
+            threads.append(
+                threading.Thread(target=self._work, args=(number, work, modes), daemon=True)
+            )
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException as error:
+            self._fail(error)
+            for thread in threads:
+                thread.join()
         if self._error is not None:
             raise self._error
 
-    def _work(self, number: int, work: Callable[[], object]) -> None:
+    def _work(
+        self, number: int, work: Callable[[], object], modes: Sequence[Callable[[], Any]]
+    ) -> None:
         self._place.number = number
-        with self._turn:
+        with self._turn, ExitStack() as stack:
+            for mode in modes:
+                stack.enter_context(mode())
             try:
                 work()
             except _AnotherFailedError:
                 pass
             except BaseException as error:  # raised again by the caller
-                with self._all:
-                    self._error = self._error or error
-                    self._all.notify_all()
+                self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._all:
+            self._error = self._error or error
+            self._all.notify_all()
 
 
 class _AnotherFailedError(Exception):
     """Ends a call after another one failed."""
 
 
+def _modes() -> list[Callable[[], Any]]:
+    """The modes of this thread that a new one does not begin with."""
+    found: list[Callable[[], Any]] = [
+        functools.partial(torch.autocast, device, dtype=torch.get_autocast_dtype(device))
+        for device in ("cpu", "cuda")
+        if torch.is_autocast_enabled(device)
+    ]
+    if torch.is_inference_mode_enabled():
+        found.append(torch.inference_mode)
+    return found
+
+
 def _copy(pipe: Pipeline) -> Any:
     """A copy of a pipeline that shares its weights, with networks and a scheduler to attach to."""
     twin = copy.copy(pipe)
     parts: dict[str, Any] = {"scheduler": fresh_copy(pipe.scheduler)}
-    parts |= {name: copy.copy(module) for name, module in find_denoisers(pipe).items()}
+    parts |= {name: shallow_copy(module) for name, module in find_denoisers(pipe).items()}
     vars(twin).update(parts)
     return twin

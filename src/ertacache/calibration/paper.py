@@ -23,7 +23,7 @@ from ertacache.formats.policy import Policy
 from ertacache.formats.profile import ProfiledPrompt
 from ertacache.integration.solve import profile_of
 
-__all__ = ["PASSES", "PaperCalibration", "calibrate_paper"]
+__all__ = ["PASSES", "PaperCalibration", "calibrate_paper", "check_one_call"]
 
 PASSES = 6
 """Thresholds that are tried for a number of computed steps; most need two or three."""
@@ -69,6 +69,12 @@ def calibrate_paper(
     return FittedPlan(plan, work.sigmas)
 
 
+def check_one_call(runs: Sequence[ProfiledPrompt]) -> None:
+    """Raise if runs cannot share a call of the pipeline."""
+    if any(run.arguments != runs[0].arguments for run in runs):
+        raise ValueError("the paper's method is calibrated with one value of every argument")
+
+
 @dataclass(frozen=True, eq=False)
 class PaperCalibration:
     """The calibration runs of the paper's method.
@@ -87,8 +93,7 @@ class PaperCalibration:
 
     def __post_init__(self) -> None:
         """Refuse runs that cannot share a call."""
-        if any(run.arguments != self.runs[0].arguments for run in self.runs):
-            raise ValueError("the paper's method is calibrated with one value of every argument")
+        check_one_call(self.runs)
 
     @property
     def sigmas(self) -> Tensor:

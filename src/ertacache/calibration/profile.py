@@ -46,7 +46,7 @@ def profile(
         **call: arguments of the pipeline, such as ``num_inference_steps`` and ``height``.
 
     Returns:
-        A policy that holds the profile of all prompts, in their order, and no plan yet.
+        A policy that holds the profile of all prompts, and no plan yet.
 
     Raises:
         PolicyError: if the file at ``path`` is damaged or of another pipeline.
@@ -135,7 +135,8 @@ def check_continued(known: Policy, session: Session) -> None:
         guidance=dict(was.guidance) | call_guidance(session),
     )
     reasons = [str(difference) for difference in was.compare(now)]
-    if isinstance(steps, int) and steps != known.profile.num_steps:
+    whole = known.profile.schedule.begun  # image to image takes fewer steps than it is asked for
+    if whole and isinstance(steps, int) and steps != known.profile.num_steps:
         reasons.append(f"num_inference_steps is {steps}, was {known.profile.num_steps}")
     if reasons:
         raise PolicyError(f"the profile there cannot be continued: {', '.join(reasons)}")

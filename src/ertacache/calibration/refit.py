@@ -7,14 +7,20 @@ prompts that it was not fitted on.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from ertacache.calibration.lockstep import refit_plan, run_plan
-from ertacache.calibration.session import HELDOUT_SEED, Reference, Session, Stage
+from ertacache.calibration.session import (
+    HELDOUT_SEED,
+    Reference,
+    Session,
+    Stage,
+    interleave_runs,
+)
 from ertacache.calibration.trial import by_group, regret
 from ertacache.calibration.validate import validate
 from ertacache.core.distance import typical_distance
@@ -23,7 +29,7 @@ from ertacache.core.paper import reuse_distances, sweep_profile
 from ertacache.core.plans import Target, TrajectoryPlan
 from ertacache.core.simulate import Fit
 from ertacache.formats.fitted import FittedPlan
-from ertacache.formats.policy import Policy, PolicyError
+from ertacache.formats.policy import Policy
 from ertacache.formats.profile import Profile
 from ertacache.integration.identity import check_pipeline
 from ertacache.integration.private_api import Pipeline
@@ -56,7 +62,7 @@ def refit(
     """Add a plan to a policy, refitted in closed loop for the runs that are called like this.
 
     Number of steps, size, shift, scheduler and strength may be others than the profiled ones. The
-    prompts are those of the profile, with their seeds.
+    prompts are those of the profile, with their seeds and the arguments that differ between them.
 
     Args:
         pipe: the pipeline, nothing attached.
@@ -80,9 +86,9 @@ def refit(
     if target == Target():
         target = Target(speedup=policy.default.speedup)
     check_pipeline(pipe, policy)
-    call = {"num_inference_steps": profile.num_steps} | call
+    call = {"num_inference_steps": profile.num_steps} | call | _varied(pipe, profile, call)
     session = Session(pipe, call, batch_size=batch_size, stage=stage)
-    runs = profile.runs[: check_refit_prompts(refit_prompts)]
+    runs = interleave_runs(profile.runs)[: check_refit_prompts(refit_prompts)]
     reference = session.reference(runs)
     steps = reference.schedule.num_steps
     budget = target.budget(steps)
@@ -93,6 +99,25 @@ def refit(
         unseen = session.number_runs(heldout, HELDOUT_SEED)
         (plan,) = validate(session, policy, [plan], unseen)
     return policy.with_plan(plan)
+
+
+def _varied(pipe: Pipeline, profile: Profile, call: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Arguments that differ between the profiled runs, with all their values.
+
+    Raises:
+        ValueError: if the call has a list of other values.
+    """
+    pairs = dict.fromkeys(pair for run in profile.runs for pair in run.arguments)
+    found: dict[str, list[Any]] = {}
+    for name, value in pairs:
+        found.setdefault(name, []).append(value)
+    for name, values in Session(pipe, call).varied.items():
+        if set(values) != set(found.get(name, [])):
+            raise ValueError(
+                f"{name} is a list of values that the profiled runs do not have, and a refit runs "
+                "them as they are: give one value, or calibrate with this list"
+            )
+    return found
 
 
 def check_refit_prompts(count: int) -> int:
@@ -114,18 +139,10 @@ def refit_budget(session: Session, policy: Policy, reference: Reference, budget:
         policy: with the profile that plans are solved from.
         reference: full runs of calibration prompts, those of the profile, on any schedule.
         budget: number of computed steps.
-
-    Raises:
-        PolicyError: if not even plain reuse is predicted to help.
     """
-    solver = PlanSolver(policy)
-    solved = solver.solve(reference.schedule, budget)
+    solver, schedule = PlanSolver(policy), reference.schedule
+    solved = solver.solve(schedule, budget) or solver.plain(schedule, budget)
     half = len(reference.runs) // 2
-    if solved is None:
-        raise PolicyError(
-            f"no plan with {budget} of {reference.schedule.num_steps} computed steps is predicted "
-            "to be better than plain reuse: compute more of them"
-        )
     if half == 0:
         return solved
     trials = _Trials(session, policy, reference, half)
@@ -208,12 +225,10 @@ class _Trials:
         """Distances of the second half under a plan solved from the profile of the first."""
         profile = profile_of(self.policy)
         part = profile.select(list(self.reference.runs[: self.half]))
-        solved = PlanSolver(replace(self.policy, profile=part)).solve(
-            self.reference.schedule, budget
-        )
+        solver, schedule = PlanSolver(replace(self.policy, profile=part)), self.reference.schedule
+        solved = solver.solve(schedule, budget) or solver.plain(schedule, budget)
+        assert isinstance(solved.plan, TrajectoryPlan)
         unseen = self.reference.select(range(self.half, len(self.reference.runs)))
-        if solved is None or not isinstance(solved.plan, TrajectoryPlan):
-            return unseen.latents[-1].new_full((len(unseen.runs),), float("inf")).double()
         facts = self.policy.fingerprint
         return run_plan(self.session, unseen, solved.plan, fingerprint=facts, phase="refit")
 

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import zip_longest
 from time import perf_counter
 from typing import Any, Literal
 
@@ -37,6 +38,7 @@ __all__ = [
     "Session",
     "Stage",
     "group_runs",
+    "interleave_runs",
     "number_runs",
     "split_runs",
     "synchronized_time",
@@ -138,6 +140,19 @@ def group_runs(runs: Sequence[ProfiledPrompt]) -> list[list[ProfiledPrompt]]:
     for run in runs:
         groups.setdefault(run.arguments, []).append(run)
     return list(groups.values())
+
+
+def interleave_runs(runs: Sequence[ProfiledPrompt]) -> list[ProfiledPrompt]:
+    """The runs with their kinds of arguments in turn, so that the first of them hold every kind.
+
+    Example:
+        >>> low, high = (("guidance_scale", 2.0),), (("guidance_scale", 5.0),)
+        >>> runs = [ProfiledPrompt("a cat", k, low if k < 2 else high) for k in range(4)]
+        >>> [run.seed for run in interleave_runs(runs)]
+        [0, 2, 1, 3]
+    """
+    rows = zip_longest(*group_runs(runs))
+    return [run for row in rows for run in row if run is not None]
 
 
 @dataclass(frozen=True, eq=False)

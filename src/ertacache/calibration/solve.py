@@ -13,13 +13,13 @@ from ertacache.core.paper import (
     search_profile,
     sweep_profile,
 )
-from ertacache.core.plans import PaperPlan, Reuse, Target
+from ertacache.core.plans import PaperPlan, Reuse, Target, steps_for_speedup
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy, PolicyError
 from ertacache.formats.profile import Profile
 from ertacache.integration.solve import PlanSolver, profile_of
 
-__all__ = ["Method", "PaperOptions", "check_threshold", "solve"]
+__all__ = ["Method", "PaperOptions", "check_method", "check_threshold", "solve"]
 
 Method = Literal["trajectory", "paper"]
 
@@ -37,6 +37,12 @@ class PaperOptions:
     reuse: Reuse = "residual"
     adjust_timesteps: bool = True
     rectify: bool = True
+
+
+def check_method(method: str) -> None:
+    """Raise unless there is such a method."""
+    if method not in ("trajectory", "paper"):
+        raise ValueError(f"method must be 'trajectory' or 'paper', got {method!r}")
 
 
 def check_threshold(threshold: float, method: Method) -> float:
@@ -75,12 +81,11 @@ def solve(
         adjust_timesteps: the paper's method: adjust the sigma schedule.
         rectify: the paper's method: rectify reused outputs.
     """
+    check_method(method)
     profile, target = profile_of(policy), Target(speedup, compute_steps, min_psnr)
     if (target == Target()) == (threshold is None):
         raise ValueError("give exactly one of speedup, compute_steps, min_psnr and threshold")
-    budget = target.budget(profile.num_steps)
-    if compute_steps is not None and not 2 <= compute_steps <= profile.num_steps:
-        raise ValueError(f"cannot compute {compute_steps} of {profile.num_steps} steps")
+    budget = _budget(target, profile.num_steps)
     if method == "paper":
         if min_psnr is not None:
             raise ValueError("the paper's method predicts no error: give a speedup or a threshold")
@@ -97,6 +102,15 @@ def solve(
     if solved is None:
         raise PolicyError(f"no plan with {budget} computed steps is better than plain reuse")
     return policy.with_plan(solved)
+
+
+def _budget(target: Target, num_steps: int) -> int | None:
+    """The number of computed steps of a target; unlike that of a run, it is not cut to size."""
+    if target.speedup is not None:
+        return steps_for_speedup(num_steps, target.speedup)
+    if target.compute_steps is not None and not 2 <= target.compute_steps <= num_steps:
+        raise ValueError(f"cannot compute {target.compute_steps} of {num_steps} steps")
+    return target.compute_steps
 
 
 def _reaching(solver: PlanSolver, profile: Profile, psnr: float) -> int:

@@ -39,7 +39,7 @@ SPEEDUPS = (1.5, 2.0, 3.0, 5.0)
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 FIRST = 2  # the ridge to begin with
 TRIAL_PROMPTS = 16
-DECODED = 4  # prompts that are decoded, to measure decibels
+DECODED = 8  # prompts that are decoded, to measure decibels
 TINY = 1e-12  # an error below it is none
 AROUND = 2  # budgets more and less that are searched along
 

@@ -44,7 +44,7 @@ class Variant:
         name: as tables show it.
         computed_steps: steps on which the network is evaluated.
         policy: what is attached; None for the pipeline as it is.
-        num_inference_steps: steps of the run.
+        num_inference_steps: what the pipeline is called with.
         target: of the policy; None takes its first plan.
         seconds: time of every batch.
         decibels: PSNR of every prompt to the full run.
@@ -65,23 +65,28 @@ def plain_reuse(plan: FittedPlan) -> FittedPlan:
     return FittedPlan(PaperPlan(steps, "velocity", plan.sigmas), plan.sigmas)
 
 
-def variants_of(policy: Policy, plans: Mapping[str, FittedPlan]) -> list[Variant]:
+def variants_of(
+    policy: Policy, plans: Mapping[str, FittedPlan], *, num_inference_steps: int | None = None
+) -> list[Variant]:
     """The full run, each plan, and for each number of computed steps the two alternatives.
 
     Args:
         policy: what the plans are of.
         plans: the plans by their names, all for runs of the same number of steps.
+        num_inference_steps: what the pipeline is called with to run so many steps, if it is more,
+            as in image to image.
     """
     steps = next(iter(plans.values())).num_steps
-    variants = [Variant("full", steps, None, steps)]
+    asked = num_inference_steps or steps
+    variants = [Variant("full", steps, None, asked)]
     for name, plan in plans.items():
-        variants.append(Variant(name, len(plan.compute_steps), _only(policy, plan), steps))
+        variants.append(Variant(name, len(plan.compute_steps), _only(policy, plan), asked))
     for plan in {len(p.compute_steps): p for p in plans.values()}.values():
         computed, plain = len(plan.compute_steps), plain_reuse(plan)
         variants.append(
-            Variant("plain reuse", len(plain.compute_steps), _only(policy, plain), steps)
+            Variant("plain reuse", len(plain.compute_steps), _only(policy, plain), asked)
         )
-        variants.append(Variant("fewer steps", computed, None, computed))
+        variants.append(Variant("fewer steps", computed, None, round(asked * computed / steps)))
     return variants
 
 
@@ -98,7 +103,11 @@ def validate(
         The plans with their measurements.
     """
     names = [f"plan {place}" for place in range(len(plans))]
-    variants = variants_of(policy, dict(zip(names, plans, strict=True)))
+    variants = variants_of(
+        policy,
+        dict(zip(names, plans, strict=True)),
+        num_inference_steps=session.call.get("num_inference_steps"),
+    )
     measure(session, variants, runs)
     full = median(variants[0].seconds)
     found = []

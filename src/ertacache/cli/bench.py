@@ -5,6 +5,7 @@ Only the command: ``ertacache.bench`` measures.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -72,6 +73,7 @@ def bench(
     from ertacache.calibration.session import Session
 
     wanted = [name.strip() for name in methods.split(",")] if methods else []
+    speedups = _numbers(budgets)
     fitted = choose_prompts(model, prompts, limit=calibration)
     evaluated = _heldout(model, heldout)[:limit]
     pipe, arguments = open_model(model, call)
@@ -83,7 +85,7 @@ def bench(
         rows = Bench(
             Workload(model, session, *runs),
             output,
-            _numbers(budgets),
+            speedups,
             wanted,
             command_line(context),
             reference,
@@ -117,9 +119,12 @@ def _number(
 
 def _numbers(text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(part) for part in text.split(","))
+        found = tuple(float(part) for part in text.split(","))
     except ValueError as cause:
         raise ValueError(f"--budgets takes numbers separated by commas, got {text!r}") from cause
+    if not all(1 < number < math.inf for number in found):
+        raise ValueError(f"--budgets are speed-ups, finite and greater than 1, got {text!r}")
+    return found
 
 
 def _print_rows(rows: Sequence[BenchRow]) -> None:

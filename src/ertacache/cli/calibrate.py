@@ -1,7 +1,7 @@
 """``ertacache calibrate``: profile, try, solve, refit and validate in one command.
 
-Exit code 3 means that no plan is recommended, or the target PSNR is missed; the policy is written
-all the same.
+Exit code 3 means that no plan is recommended, or that the target PSNR is missed; the policy is
+written all the same.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import typer
 
 import ertacache
 from ertacache.cli.console import Stages
+from ertacache.cli.group import command_line
 from ertacache.cli.loading import (
     check_continued,
     choose_prompts,
@@ -93,7 +94,6 @@ def calibrate(
     _check_files(output, profile)
     pipe, arguments = open_model(model, call)
     check_continued(profile, pipe, arguments)
-    _check_budget(target, arguments.get("num_inference_steps"))
     with keeping_profile(profile), readable_failures(call), Stages() as stage:
         policy = ertacache.calibrate(
             pipe,
@@ -104,26 +104,14 @@ def calibrate(
             refit=refit,
             refit_prompts=refit_prompts,
             profile_path=profile,
+            provenance={"command": command_line(context), "model": model},
             stage=stage,
             **target.given(),
             **arguments,
         )
     save_policy(policy, output, context=context, model=model)
-    raise typer.Exit(print_verdicts(policy, policy.plans, output))
-
-
-def _check_budget(target: TargetOptions, steps: object) -> None:
-    """Raise before any work if the number of steps is known and a target does not fit it."""
-    from ertacache.calibration.calibrate import Targets
-
-    if isinstance(steps, int):
-        Targets.of(
-            target.method,
-            speedup=target.speedup or None,
-            compute_steps=target.compute_steps or None,
-            min_psnr=target.min_psnr,
-            threshold=target.threshold,
-        ).check(steps)
+    evaluations = policy.provenance.get("network calls")
+    raise typer.Exit(print_verdicts(policy.plans, output, evaluations=evaluations))
 
 
 def _check_files(output: Path, profile: Path | None) -> None:

@@ -43,8 +43,12 @@ def _console(*, stderr: bool = False) -> Console:
 
 
 def print_line(*parts: str | Text) -> None:
-    """Print one line, however long."""
-    _console().print(*parts, soft_wrap=True)
+    """Print one line, however long; above a progress bar, if there is one."""
+    console = _console()
+    with console.capture() as captured:
+        console.print(*parts, soft_wrap=True)
+    # Not by the console, which would write past the stream that rich puts in place for its bars.
+    print(captured.get(), end="", flush=True)
 
 
 def print_fact(name: str, value: object) -> None:

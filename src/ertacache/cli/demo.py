@@ -42,12 +42,14 @@ def demo(
     """Calibrate the bundled model, then compare 2x and 3x with the full run on held-out prompts."""
     from ertacache.calibration.session import Session
     from ertacache.cli.loading import open_model
+    from ertacache.core.plans import steps_for_speedup
 
+    pipe, arguments = open_model(MODEL, CallOptions(steps=steps, device="cpu"))
+    steps_for_speedup(arguments["num_inference_steps"], max(SPEEDUPS))  # raises for few steps
     print_line(
         f"Calibrating {MODEL} on {prompts} prompts, then generating {heldout} held-out ones."
     )
     output.mkdir(parents=True, exist_ok=True)
-    pipe, arguments = open_model(MODEL, CallOptions(steps=steps, device="cpu"))
     with Stages() as stage:
         policy, plans = _calibrate(pipe, prompts, arguments, stage)
         session = Session(pipe, arguments, batch_size=4, stage=stage)

@@ -12,8 +12,8 @@ import typer
 
 import ertacache
 from ertacache.cli.console import Stages, decibels, print_line
-from ertacache.cli.loading import open_model, read_prompts, readable_failures
-from ertacache.cli.options import CallOptions, Model, PromptsFile, RunTarget
+from ertacache.cli.loading import load_policy, open_model, read_prompts, readable_failures
+from ertacache.cli.options import CallOptions, Model, PromptsFile, RunTarget, given_options
 from ertacache.cli.writing import (
     FPS,
     Destination,
@@ -99,17 +99,17 @@ def generate(
     from ertacache.calibration.session import Session
 
     jobs = _jobs(prompt or [], prompts, seeds)
-    attached = _load_policy(policy, target, compare=compare)
-    pipe, arguments = open_model(model, call)
+    attached = _attached(policy, target, compare=compare)
+    pipe, arguments = open_model(model, call, policy=attached)
     video = "num_frames" in inspect.signature(pipe.__call__).parameters
     destination = find_destination(output, results=len(jobs), video=video)
     if video:
         check_video_writer()
-    if attached is not None and call.steps is None:
-        arguments["num_inference_steps"] = _steps(attached)
+    session = Session(pipe, arguments)
+    if session.varied:
+        raise ValueError(f"generate takes one value of {min(session.varied)}, not a list")
     with readable_failures(call):
-        runner = _Runner(Session(pipe, arguments), attached, target, destination, fps)
-        runner.generate(jobs, compare=compare)
+        _Runner(session, attached, target, destination, fps).generate(jobs, compare=compare)
 
 
 def _jobs(prompts: Sequence[str], path: Path | None, seeds: str) -> list[Job]:
@@ -130,22 +130,14 @@ def _parse_seeds(text: str) -> list[int]:
     return list(dict.fromkeys(map(int, parts)))
 
 
-def _load_policy(path: Path | None, target: RunTarget, *, compare: bool) -> Policy | None:
-    from ertacache.formats.policy import Policy
-
+def _attached(path: Path | None, target: RunTarget, *, compare: bool) -> Policy | None:
+    """The policy to attach; raise if there is none and an option needs it."""
     if path is not None:
-        return Policy.load(path)
-    given = [name for name, value in target.given().items() if value is not None]
-    if given:
-        raise ValueError(f"--{given[0].replace('_', '-')} needs a --policy")
-    if compare:
-        raise ValueError("--compare needs a --policy to compare with the full run")
+        return load_policy(path, target)
+    options = [*given_options(target.given()), *(["--compare"] if compare else [])]
+    if options:
+        raise ValueError(f"{options[0]} needs a --policy")
     return None
-
-
-def _steps(policy: Policy) -> int:
-    """The number of steps that a policy was calibrated for."""
-    return policy.default.num_steps if policy.profile is None else policy.profile.num_steps
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,10 +1,12 @@
 """How a command ends: one readable line and an exit code, never a traceback for bad input.
 
-Exit code 2 means bad input, 130 an interrupt; a command may define others.
+Exit code 2 means bad input, 130 an interrupt; a command may define others. Warnings and messages of
+the library are lines on standard error as well.
 """
 
 from __future__ import annotations
 
+import logging
 import shlex
 import sys
 import warnings
@@ -89,7 +91,7 @@ class OneLineGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command and report what went wrong."""
-        with _readable_warnings():
+        with _readable_warnings(), _readable_messages():
             try:
                 return super().invoke(ctx)
             except KeyboardInterrupt as error:
@@ -109,7 +111,7 @@ def _reason(error: Exception) -> str:
 
 
 def _report(message: str) -> None:
-    typer.echo(one_line(message), err=True)
+    print(one_line(message), file=sys.stderr, flush=True)  # rich puts it above a progress bar
 
 
 @contextmanager
@@ -123,3 +125,31 @@ def _readable_warnings() -> Iterator[None]:
         warnings.simplefilter("ignore", FutureWarning)  # of other libraries, to their users
         warnings.showwarning = show
         yield
+
+
+@contextmanager
+def _readable_messages() -> Iterator[None]:
+    """Show what the library logs from INFO upwards, each message once, above any progress bar."""
+    logger, handler = logging.getLogger("ertacache"), _Lines()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+
+
+class _Lines(logging.Handler):
+    """Writes every message as a line, the first time that it comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if message not in self._seen:
+            self._seen.add(message)
+            _report(message if record.levelno < logging.WARNING else f"warning: {message}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ertacache.cli.console import decibels, draw_mask, print_fact, print_line, print_table
-from ertacache.cli.policies import describe_profile, print_plan, print_validation
+from ertacache.cli.policies import describe_profile, print_plan
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -50,17 +50,14 @@ def inspect(
     if policy.profile is not None:
         _print_profile(policy.profile)
     for name, value in policy.provenance.items():
-        print_fact(name, value)
+        for place, line in enumerate(value.split("\n")):
+            print_fact("" if place else name, line)
     _print_fingerprint(policy.fingerprint)
+    print_line("")
     for plan in policy.plans:
-        print_line("")
         print_plan(plan)
-        if plan.validation:
-            print_validation(plan.validation)
-        else:
-            print_fact("validation", "none: not measured on held-out prompts")
         if coefficients:
-            _print_plan(plan.plan)
+            _print_coefficients(plan.plan)
     if policy.profile is not None:
         _print_frontier(policy)
 
@@ -90,7 +87,7 @@ def _print_fingerprint(run: Fingerprint) -> None:
     print_fact("versions", ", ".join(f"{name} {text}" for name, text in run.versions.items()))
 
 
-def _print_plan(plan: TrajectoryPlan | PaperPlan) -> None:
+def _print_coefficients(plan: TrajectoryPlan | PaperPlan) -> None:
     from ertacache.core.plans import TrajectoryPlan
 
     computed = set(plan.compute_steps)
@@ -123,10 +120,13 @@ def _print_frontier(policy: Policy) -> None:
 
     solver = PlanSolver(policy)
     schedule = solver.profile.schedule
+    # The frontier is of trajectory plans; those of the paper's method are no points of it.
+    plans = [p for p in policy.plans if p.method == "trajectory" and p.fits(schedule)]
+    fitted = {len(plan.compute_steps): plan for plan in plans}
     rows: list[list[str | Text]] = []
     for known in solver.known:
         computed = len(known.compute_steps)
-        plan = policy.find_plan(schedule, computed)
+        plan = fitted.get(computed)
         row = None if plan is None else plan.measured
         error = known.predicted_error
         if plan is not None and plan.measured_error is not None:

@@ -9,14 +9,18 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ertacache.cli.console import Stages
-from ertacache.cli.options import CallOptions
+from ertacache.cli.options import CallOptions, RunBudget, RunTarget, given_options
+
+if TYPE_CHECKING:
+    from ertacache.formats.policy import Policy
 
 __all__ = [
     "check_continued",
     "choose_prompts",
+    "load_policy",
     "open_model",
     "read_prompts",
     "readable_failures",
@@ -61,12 +65,30 @@ def check_continued(path: Path | None, pipe: Any, arguments: dict[str, Any]) -> 
     try:
         check_continued(Policy.load(path), Session(pipe, arguments))
     except PolicyError as cause:
-        raise ValueError(f"cannot continue the profile {str(path)!r}: {cause}") from cause
+        raise ValueError(f"{str(path)!r}: {cause}") from cause
 
 
-def open_model(model: str, options: CallOptions) -> tuple[Any, dict[str, Any]]:
-    """A pipeline, and the arguments of its call."""
+def load_policy(path: Path, target: RunTarget | RunBudget) -> Policy:
+    """A policy; raise if it holds no plan, and no target to solve one for is given."""
+    from ertacache.formats.policy import Policy
+
+    policy, targets = Policy.load(path), target.given()
+    if not policy.plans and not given_options(targets):
+        *others, last = given_options(dict.fromkeys(targets, True))
+        raise ValueError(
+            f"{str(path)!r} is a profile and holds no plan: give {', '.join(others)} or {last}"
+        )
+    return policy
+
+
+def open_model(
+    model: str, options: CallOptions, *, policy: Policy | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """A pipeline, and the arguments of its call; with a policy its number of steps by default."""
     given = options.given()
+    if policy is not None:
+        steps = policy.default.num_steps if policy.profile is None else policy.profile.num_steps
+        given = {"num_inference_steps": steps} | given
     pipe = _load_model(model, dtype=options.dtype, device=options.device)
     return pipe, _call_arguments(pipe, model, given)
 

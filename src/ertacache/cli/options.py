@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,15 +23,25 @@ __all__ = [
     "PolicyOutput",
     "PromptOptions",
     "PromptsFile",
+    "RunBudget",
     "RunTarget",
     "Seed",
     "Steps",
     "TargetOptions",
     "expand_bundles",
+    "given_options",
     "parse_arguments",
 ]
 
 RESERVED = ("prompt", "generator", "output_type")
+_RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "speedup": ("a finite number of at least 1", lambda number: 1 <= number < math.inf),
+    "compute_steps": ("at least 2", lambda number: number >= 2),
+    "min_psnr": ("a positive number of dB", lambda number: 0 < number < math.inf),
+    "threshold": ("a finite number of at least 0", lambda number: 0 <= number < math.inf),
+    "guidance": ("a finite number", math.isfinite),
+}
+"""What a number must be, in words and as a rule; NaN is none of them."""
 
 Model = Annotated[
     str,
@@ -70,6 +80,9 @@ class CallOptions:
         dtype: number type of the weights.
         device: where the pipeline runs; None takes cuda if there is one.
         arguments: further arguments of the call, each ``NAME=VALUE``.
+
+    Raises:
+        ValueError: the guidance scale is not finite.
     """
 
     steps: Steps = None
@@ -105,6 +118,10 @@ class CallOptions:
             help="A further argument of the pipeline, JSON or a string; may be repeated.",
         ),
     ] = None
+
+    def __post_init__(self) -> None:
+        """Check the one number that the command line takes without a range."""
+        _check_numbers("guidance", self.guidance)
 
     def given(self) -> dict[str, Any]:
         """The pipeline's arguments that were given.
@@ -152,11 +169,18 @@ Speedups = Annotated[
         help="At least this many times fewer computed steps; may be repeated.",
     ),
 ]
-ComputeSteps = Annotated[
-    list[int] | None,
+Speedup = Annotated[
+    float | None,
     typer.Option(
-        "--compute-steps", metavar="N", min=1, help="This many computed steps; may be repeated."
+        "--speedup", metavar="NUMBER", help="At least this many times fewer computed steps."
     ),
+]
+StepCounts = Annotated[
+    list[int] | None,
+    typer.Option("--compute-steps", metavar="N", help="This many computed steps; may be repeated."),
+]
+StepCount = Annotated[
+    int | None, typer.Option("--compute-steps", metavar="N", help="This many computed steps.")
 ]
 MinPsnr = Annotated[
     float | None,
@@ -166,6 +190,30 @@ MinPsnr = Annotated[
         help="The fewest computed steps with this PSNR to the full run, in dB.",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class RunBudget:
+    """How many steps a run computes, given in one of two ways, or not at all.
+
+    Attributes:
+        speedup: at least this many times fewer computed steps.
+        compute_steps: number of computed steps.
+
+    Raises:
+        ValueError: there are both, or one is out of range.
+    """
+
+    speedup: Speedup = None
+    compute_steps: StepCount = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be, with the names of the options."""
+        _check_targets(vars(self))
+
+    def given(self) -> dict[str, Any]:
+        """The budget, as ``ertacache.refit`` names it."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -181,25 +229,13 @@ class RunTarget:
         ValueError: there is more than one, or it is out of range.
     """
 
-    speedup: Annotated[
-        float | None,
-        typer.Option(
-            "--speedup", metavar="NUMBER", help="At least this many times fewer computed steps."
-        ),
-    ] = None
-    compute_steps: Annotated[
-        int | None,
-        typer.Option("--compute-steps", metavar="N", min=1, help="This many computed steps."),
-    ] = None
+    speedup: Speedup = None
+    compute_steps: StepCount = None
     min_psnr: MinPsnr = None
 
     def __post_init__(self) -> None:
-        """Refuse more than one target, with the names of the options, and bad numbers."""
-        given = ["--" + name.replace("_", "-") for name, value in vars(self).items() if value]
-        if len(given) > 1:
-            raise ValueError(f"give one of {' and '.join(given)}")
-        _check_finite("--speedup", self.speedup, low=1.0)
-        _check_finite("--min-psnr", self.min_psnr)
+        """Refuse what cannot be, with the names of the options."""
+        _check_targets(vars(self))
 
     def given(self) -> dict[str, Any]:
         """The target, as ``ertacache.attach`` names it."""
@@ -225,7 +261,7 @@ class TargetOptions:
     """
 
     speedup: Speedups = None
-    compute_steps: ComputeSteps = None
+    compute_steps: StepCounts = None
     min_psnr: MinPsnr = None
     method: Annotated[
         Literal["trajectory", "paper"],
@@ -255,31 +291,51 @@ class TargetOptions:
 
     def __post_init__(self) -> None:
         """Refuse what no method can do, with the names of the options."""
-        names = ("speedup", "compute_steps", "min_psnr", "threshold")
-        given = ["--" + name.replace("_", "-") for name in names if getattr(self, name)]
-        if len(given) > 1:
-            raise ValueError(f"give one kind of target, not {' and '.join(given)}")
-        for factor in self.speedup or ():
-            _check_finite("--speedup", factor, low=1.0)
-        _check_finite("--min-psnr", self.min_psnr)
-        _check_finite("--threshold", self.threshold, low=0.0)
+        _check_targets(self.targets())
         if self.method == "paper" and self.min_psnr is not None:
             raise ValueError("the paper's method predicts no error: give --speedup or --threshold")
         if self.method != "paper" and self.threshold is not None:
             raise ValueError("--threshold needs --method paper; otherwise give --speedup")
 
+    def targets(self) -> dict[str, Any]:
+        """The targets without the method, as ``calibration`` names them."""
+        names = ("speedup", "compute_steps", "min_psnr", "threshold")
+        return {name: getattr(self, name) for name in names}
+
     def given(self) -> dict[str, Any]:
         """The targets and the method, as ``calibration`` names them."""
-        return {
-            name: value or None if name in ("speedup", "compute_steps") else value
-            for name, value in asdict(self).items()
-        }
+        return asdict(self)
 
 
-def _check_finite(name: str, value: float | None, *, low: float = -math.inf) -> None:
-    if value is not None and not low <= value < math.inf:
-        least = "" if low == -math.inf else f" of at least {low:g}"
-        raise ValueError(f"{name} must be a finite number{least}, got {value:g}")
+def given_options(targets: Mapping[str, Any]) -> list[str]:
+    """The options of the targets that were given.
+
+    Example:
+        >>> given_options(RunTarget(min_psnr=45).given())
+        ['--min-psnr']
+    """
+    return [_option(name) for name, value in targets.items() if value is not None]
+
+
+def _check_targets(targets: Mapping[str, Any]) -> None:
+    """Raise if there are targets of several kinds, or numbers out of range."""
+    options = given_options(targets)
+    if len(options) > 1:
+        raise ValueError(f"give one kind of target, not {' and '.join(options)}")
+    for name, value in targets.items():
+        _check_numbers(name, value)
+
+
+def _check_numbers(name: str, value: float | list[float] | None) -> None:
+    words, holds = _RANGES[name]
+    numbers = value if isinstance(value, list) else [value]
+    for number in numbers:
+        if number is not None and not holds(number):
+            raise ValueError(f"{_option(name)} must be {words}, got {number:g}")
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:

@@ -23,21 +23,23 @@ __all__ = [
     "NOT_RECOMMENDED",
     "describe_profile",
     "print_plan",
-    "print_validation",
     "print_verdicts",
     "save_policy",
 ]
 
 NOT_RECOMMENDED = 3
-"""Exit code of a command none of whose plans is recommended, or that misses its target."""
+"""Exit code of a command none of whose plans is recommended, or one of which misses its target."""
 
 
 def save_policy(
     policy: Policy, path: Path, *, context: typer.Context, model: str | None = None
 ) -> None:
-    """Write a policy, with the command line that made it and the model."""
-    known = {} if model is None else {"model": model}
-    provenance = dict(policy.provenance) | {"command": command_line(context)} | known
+    """Write a policy, with the model and the command lines that made it, one per line."""
+    provenance = dict(policy.provenance)
+    if model is not None:
+        provenance["model"] = model
+    commands = [*provenance.get("command", "").split("\n"), command_line(context)]
+    provenance["command"] = "\n".join(dict.fromkeys(filter(None, commands)))
     replace(policy, provenance=provenance).save(path)
 
 
@@ -51,7 +53,7 @@ def describe_profile(policy: Policy) -> str:
 
 
 def print_plan(plan: FittedPlan) -> None:
-    """Print what a plan does, in a few lines."""
+    """Print what a plan does and what was measured of it, and an empty line."""
     computed, reused = len(plan.compute_steps), len(plan.reuse_steps)
     print_fact("method", plan.method)
     print_fact(
@@ -64,10 +66,14 @@ def print_plan(plan: FittedPlan) -> None:
         print_fact("error", f"final latent {plan.measured_error:.3g} from the full run's")
     elif plan.predicted_error is not None:
         print_fact("predicted", f"final latent {plan.predicted_error:.3g} from the full run's")
+    if plan.validation:
+        _print_validation(plan.validation)
+    else:
+        print_fact("validation", "none: not measured on held-out prompts")
+        print_line("")
 
 
-def print_validation(rows: Sequence[ValidationRow]) -> None:
-    """Print what was measured on held-out prompts."""
+def _print_validation(rows: Sequence[ValidationRow]) -> None:
     cells = [
         [one_line(r.method), str(r.computed_steps), f"{r.speedup:.2f}x", decibels(r.psnr)]
         for r in rows
@@ -77,24 +83,35 @@ def print_validation(rows: Sequence[ValidationRow]) -> None:
     print_table(title, ["", "computed steps", "speed-up", "PSNR"], cells)
 
 
-def print_verdicts(policy: Policy, plans: Sequence[FittedPlan], path: Path) -> int:
-    """Print what was measured of some plans and where the policy is; returns the exit code."""
+def print_verdicts(
+    plans: Sequence[FittedPlan], path: Path, *, evaluations: str | None = None
+) -> int:
+    """Print the new plans of a policy with a verdict on each; returns the exit code.
+
+    That is 0 if one of them is recommended, or none was measured, and none misses its target.
+
+    Args:
+        plans: the new plans.
+        path: the file of the policy.
+        evaluations: network evaluations that they took; None if they were not counted.
+    """
     from ertacache.calibration.validate import missed_target, recommend
 
-    good = 0
+    measured = [plan for plan in plans if plan.validation]
+    refused = [plan for plan in measured if not recommend(plan.validation).recommended]
+    missed = [plan for plan in measured if missed_target(plan) is not None]
     for plan in plans:
         print_plan(plan)
-        if not plan.validation:
-            good += 1
-            continue
-        print_validation(plan.validation)
-        verdict, missed = recommend(plan.validation), missed_target(plan)
-        for sentence in filter(None, (str(verdict), missed)):
-            print_line(sentence)
-        good += verdict.recommended and missed is None
-    calls = policy.provenance.get("network calls")
-    if calls is not None:
-        print_fact("NFE", f"{calls}, one prompt on one step each")
-    verdict_word = "" if good else ", not recommended"
-    print_line(f"{path}: the policy{verdict_word}")
-    return 0 if good else NOT_RECOMMENDED
+        if plan.validation:
+            print_line(str(recommend(plan.validation)))
+            print_line(missed_target(plan) or "")
+    if evaluations is not None:
+        print_fact("NFE", f"{evaluations}, one prompt on one step each")
+    objections = [*_at("not recommended", refused), *_at("target missed", missed)]
+    print_line(", ".join([f"{path}: the policy", *objections]))
+    return NOT_RECOMMENDED if missed or (measured and refused == measured) else 0
+
+
+def _at(words: str, plans: Sequence[FittedPlan]) -> list[str]:
+    """Words and the speed-ups of some plans; nothing if there are none."""
+    return [f"{words} at {' and '.join(f'{p.speedup:.2f}x' for p in plans)}"] if plans else []

@@ -1,25 +1,32 @@
-"""``ertacache refit``: add a plan to a policy, refitted in closed loop for other settings."""
+"""``ertacache refit``: add a plan to a policy, refitted in closed loop for other settings.
+
+Exit code 3 means that the plan was measured and is not recommended; it is written all the same.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import ertacache
 from ertacache.cli.console import Stages
-from ertacache.cli.loading import open_model, read_prompts, readable_failures
-from ertacache.cli.options import BatchSize, CallOptions
+from ertacache.cli.loading import load_policy, open_model, read_prompts, readable_failures
+from ertacache.cli.options import BatchSize, CallOptions, RunBudget
 from ertacache.cli.policies import print_verdicts, save_policy
-from ertacache.cli.writing import check_output
+from ertacache.cli.writing import check_output, keeping_profile
+
+if TYPE_CHECKING:
+    from ertacache.formats.policy import Policy
 
 __all__ = ["EXAMPLES", "refit"]
 
 EXAMPLES = (
     "ertacache refit policy.safetensors --speedup 5",
     "ertacache refit policy.safetensors --speedup 2 --steps 20 --height 48 --width 48",
-    "ertacache refit policy.safetensors --model ./my-pipeline --compute-steps 8 -o new.safetensors",
+    "ertacache refit policy.safetensors --model ./my-pipeline --compute-steps 8 "
+    "--heldout heldout.txt -o new.safetensors",
 )
 
 
@@ -36,21 +43,10 @@ def refit(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", metavar="MODEL", help="The model; by default the one it was calibrated for."
+            "--model", metavar="MODEL", help="The model; by default the one it was profiled with."
         ),
     ] = None,
-    speedup: Annotated[
-        float | None,
-        typer.Option(
-            "--speedup",
-            metavar="NUMBER",
-            help="At least this many times fewer computed steps; by default that of the policy.",
-        ),
-    ] = None,
-    compute_steps: Annotated[
-        int | None,
-        typer.Option("--compute-steps", metavar="N", min=2, help="This many computed steps."),
-    ] = None,
+    budget: RunBudget,
     heldout: Annotated[
         Path | None,
         typer.Option("--heldout", metavar="FILE", help="Prompts to validate on; none by default."),
@@ -60,31 +56,36 @@ def refit(
 ) -> None:
     """Refit one more plan of a policy.
 
-    For another speed-up, or for runs with other steps, sizes or arguments. Runs the prompts of the
-    profile. Plans that are there stay; one for the same runs and budget is replaced.
+    For another speed-up, or for runs with other steps, sizes or arguments; by default the speed-up
+    of its first plan. Runs the prompts of the profile. Plans that are there stay; one for the same
+    runs and as many computed steps is replaced. Exit code 3 means that the plan is not recommended.
     """
-    from ertacache.core.plans import Target
-    from ertacache.formats.policy import Policy
+    from ertacache.integration.solve import profile_of
 
-    Target(speedup, compute_steps)  # refuses both, and bad numbers
-    known = Policy.load(policy)
+    known = load_policy(policy, budget)
+    profile_of(known)  # raises if it has none
+    name = model or _model_of(known)
     written = policy if output is None else output
     check_output(written)
-    name = model or known.provenance.get("model")
-    if name is None:
-        raise ValueError("the policy does not say which model it is for: give it with --model")
-    validated = None if heldout is None else read_prompts(heldout)
-    pipe, arguments = open_model(name, call)
-    with readable_failures(call), Stages() as stage:
+    unseen = None if heldout is None else read_prompts(heldout)
+    pipe, arguments = open_model(name, call, policy=known)
+    with keeping_profile(None), readable_failures(call), Stages() as stage:
         made = ertacache.refit(
             pipe,
             known,
-            speedup=speedup,
-            compute_steps=compute_steps,
-            heldout=validated,
+            heldout=unseen,
             batch_size=batch_size,
             stage=stage,
+            **budget.given(),
             **arguments,
         )
-    save_policy(made, written, context=context)
-    raise typer.Exit(print_verdicts(made, made.plans[-1:], written))
+    save_policy(made, written, context=context, model=name)
+    plans = [plan for plan in made.plans if plan not in known.plans]
+    raise typer.Exit(print_verdicts(plans, written))
+
+
+def _model_of(policy: Policy) -> str:
+    name = policy.provenance.get("model", "")
+    if not name or "\n" in name:  # merged profiles may name several, each a path of its machine
+        raise ValueError("the policy does not say which model it is for: give it with --model")
+    return name

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import ertacache
 from ertacache.cli.console import print_line
-from ertacache.cli.options import PolicyOutput, TargetOptions
+from ertacache.cli.options import PolicyOutput, TargetOptions, given_options
 from ertacache.cli.policies import print_plan, save_policy
 from ertacache.cli.writing import check_output
 
@@ -17,7 +18,7 @@ __all__ = ["EXAMPLES", "solve"]
 
 EXAMPLES = (
     "ertacache solve profile.safetensors --speedup 2 -o policy.safetensors",
-    "ertacache solve profile.safetensors --speedup 2 --speedup 4 -o policy.safetensors",
+    "ertacache solve profile.safetensors --speedup 2 --speedup 3 -o policy.safetensors",
     "ertacache solve profile.safetensors --method paper --threshold 0.1 -o paper.safetensors",
 )
 
@@ -37,16 +38,21 @@ def solve(
     """
     from ertacache.formats.policy import Policy
 
+    if not given_options(target.targets()):
+        raise ValueError("give --speedup, --compute-steps, --min-psnr or --threshold")
     check_output(output)
-    policy = Policy.load(profile)
-    before = len(policy.plans)
-    options = target.given()
-    speedups, counts = options.pop("speedup"), options.pop("compute_steps")
-    wanted = [{"speedup": value} for value in speedups or ()]
-    wanted += [{"compute_steps": value} for value in counts or ()]
-    for budget in wanted or [{}]:
-        policy = ertacache.solve(policy, **(options | budget))
+    policy = known = Policy.load(profile)
+    for one in _one_by_one(target.given()):
+        policy = ertacache.solve(policy, **one)
     save_policy(policy, output, context=context)
-    for plan in policy.plans[min(before, len(policy.plans) - 1) :]:
-        print_plan(plan)
-    print_line(f"{output}: the policy; its new plans are not yet measured on held-out prompts")
+    for plan in policy.plans:
+        if plan not in known.plans:
+            print_plan(plan)
+    print_line(f"{output}: the policy")
+
+
+def _one_by_one(given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The options with each of several speed-ups or numbers of computed steps in turn."""
+    name = "compute_steps" if given["speedup"] is None else "speedup"
+    for value in given[name] or [None]:
+        yield given | {name: value}

@@ -57,21 +57,22 @@ class MeasuredFit:
     """How plans with about so many computed steps are fitted best, measured on the network.
 
     Attributes:
-        computed: number of computed steps of the plans that were run.
+        computed: number of computed steps of the plans that were run; scaled to a run of another
+            number of steps, it need not be whole.
         fit: the best of the fits tried.
         error_ratio: error of the final latent that was measured, over the predicted one.
         uniform: whether uniform compute schedules came closer than searched ones.
     """
 
-    computed: int
+    computed: float
     fit: Fit
     error_ratio: float
     uniform: bool = False
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if self.computed < 1:
-            raise ValueError(f"computed must be at least 1, got {self.computed}")
+        if not 0 < self.computed < math.inf:
+            raise ValueError(f"computed must be positive, got {self.computed}")
         if not 0 < self.error_ratio < math.inf:
             raise ValueError(f"error_ratio must be positive, got {self.error_ratio}")
 
@@ -88,8 +89,8 @@ def choose_fits(measured: Sequence[MeasuredFit], budgets: Iterable[int]) -> list
 
     Example:
         >>> known = [MeasuredFit(5, Fit(ridge=0.1), 4.0), MeasuredFit(20, Fit(ridge=0.01), 1.0)]
-        >>> [(each.fit.ridge, round(each.error_ratio, 3)) for each in choose_fits(known, [5, 10])]
-        [(0.1, 4.0), (0.1, 2.0)]
+        >>> [(each.fit.ridge, round(each.error_ratio, 3)) for each in choose_fits(known, [5, 8])]
+        [(0.1, 4.0), (0.1, 2.5)]
     """
     places = [math.log(each.computed) for each in measured]
     logs = [math.log(each.error_ratio) for each in measured]
@@ -318,8 +319,8 @@ def map_schedule(
 
     Example:
         >>> ten, five = torch.linspace(1, 0, 11), torch.linspace(1, 0, 6)
-        >>> map_schedule((0, 2, 4, 7), ten, five, budget=3, pinned=())
-        (0, 1, 3)
+        >>> map_schedule((0, 2, 4, 8), ten, five, budget=3, pinned=())
+        (0, 2, 4)
     """
     levels = sigmas[list(steps)]
     inside = levels[levels <= onto[0]]

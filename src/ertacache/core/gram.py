@@ -330,8 +330,8 @@ def interpolation_rows(nodes: Tensor, at: Tensor) -> Tensor:
 
     Example:
         >>> nodes = torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64)
-        >>> interpolation_rows(nodes, torch.tensor([0.5, 0.25]))
-        tensor([[ 0.0000,  1.0000,  0.0000],
+        >>> interpolation_rows(nodes, torch.tensor([0.75, 0.25]))
+        tensor([[ 0.3750,  0.7500, -0.1250],
                 [-0.1250,  0.7500,  0.3750]], dtype=torch.float64)
     """
     N = len(nodes)
@@ -383,7 +383,7 @@ def gram_of(vectors: Sequence[Tensor]) -> Tensor:
     for start in range(0, n, CHUNK):
         rows = torch.stack([v[start : start + CHUNK].double() for v in vectors])
         total += (rows @ rows.mT).cpu()
-    return total / n
+    return total / max(1, n)  # a batch without prompts adds nothing to a sum of batches
 
 
 def _profile_piece(latents: Sequence[Tensor], outputs: Sequence[Tensor]) -> RunStatistics:

@@ -1,1 +1,1 @@
-"""The two files, profile and policy: frozen dataclasses, written atomically, validated on load."""
+"""The policy file, profile and plans: frozen dataclasses, written atomically, validated on load."""

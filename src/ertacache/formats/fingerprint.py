@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, Literal, TypeAlias
 
@@ -156,6 +156,20 @@ class Fingerprint:
             else:
                 found += _differences(name, getattr(self, name), getattr(other, name), level=level)
         return sorted(found, key=lambda d: _ORDER.index(d.level))
+
+    def join_guidance(self, other: Fingerprint) -> Fingerprint:
+        """This run with the guidance values of both."""
+        names = {*self.guidance, *other.guidance}
+        joined = {
+            name: tuple(sorted({*self.guidance.get(name, ()), *other.guidance.get(name, ())}))
+            for name in names
+        }
+        return replace(self, guidance=joined)
+
+    def guidance_changes(self, other: Fingerprint) -> set[str]:
+        """Guidance arguments whose values are not the same in both."""
+        names = {*self.guidance, *other.guidance}
+        return {name for name in names if self.guidance.get(name) != other.guidance.get(name)}
 
     def _to_json(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -223,6 +223,15 @@ class FittedPlan:
             self.target is None or close(self.target, schedule.target)
         )
 
+    def replaces(self, other: FittedPlan) -> bool:
+        """Whether both are of one method, for the same runs, with as many computed steps."""
+        return (
+            self.method == other.method
+            and len(self.compute_steps) == len(other.compute_steps)
+            and close(self.sigmas, other.sigmas)
+            and _same_target(self.target, other.target)
+        )
+
     def to_json(self) -> dict[str, object]:
         """The record of a file."""
         record: dict[str, object] = {
@@ -306,6 +315,12 @@ class FittedPlan:
             ),
             target_psnr=record["target_psnr"],
         )
+
+
+def _same_target(ours: Tensor | None, theirs: Tensor | None) -> bool:
+    if ours is None or theirs is None:
+        return ours is theirs
+    return close(ours, theirs)
 
 
 def _check_plan(plan: object) -> None:

@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from io import BytesIO
-from typing import Any
 
 from ertacache.core.frontier import KnownSchedule, MeasuredFit
 from ertacache.core.gram import Schedule
@@ -21,8 +20,10 @@ from ertacache.formats.fingerprint import Fingerprint
 from ertacache.formats.fitted import OWN_ROW, FittedPlan, ValidationRow
 from ertacache.formats.profile import Profile
 from ertacache.formats.schema import (
+    MAX_STEPS,
     FormatError,
     PolicyError,
+    check_count,
     check_number,
     check_strings,
     raising,
@@ -144,44 +145,56 @@ class Policy:
         return self.plans[0]
 
     def find_plan(self, schedule: Schedule, computed: int) -> FittedPlan | None:
-        """The plan for runs on a schedule with so many computed steps, None if there is none."""
+        """The plan for runs on a schedule with so many computed steps, None if there is none.
+
+        A plan of the paper's method, which may change the sigmas, is only followed as the default.
+        """
         for plan in self.plans:
-            if len(plan.compute_steps) == computed and plan.fits(schedule):
+            ours = plan.method == "trajectory" and len(plan.compute_steps) == computed
+            if ours and plan.fits(schedule):
                 return plan
         return None
 
     def with_plan(self, plan: FittedPlan) -> Policy:
         """This policy with one more plan; one for the same run and budget is replaced."""
-        computed = len(plan.compute_steps)
-        kept = tuple(
-            each
-            for each in self.plans
-            if (len(each.compute_steps), each.method) != (computed, plan.method)
-            or each.sigmas.shape != plan.sigmas.shape
-            or not bool((each.sigmas - plan.sigmas).abs().max() < 1e-6)
-        )
-        return replace(self, plans=(*kept, plan))
+        if any(plan.replaces(each) for each in self.plans):
+            plans = tuple(plan if plan.replaces(each) else each for each in self.plans)
+            return replace(self, plans=plans)
+        return replace(self, plans=(*self.plans, plan))
 
     def merge(self, *others: Policy) -> Policy:
         """Return the profile of all runs of this policy and ``others``.
 
-        Plans, fits and frontier were made from a part of the runs and are left out.
+        Plans, fits and frontier were made from a part of the runs and are left out. Of runs that
+        each record their guidance, the values may differ.
 
         Raises:
             PolicyError: if one has no profile, they are of different pipelines or schedules, or
                 share a run.
         """
+        facts = self.fingerprint
         for other in others:
-            differences = self.fingerprint.compare(other.fingerprint)
+            theirs = other.fingerprint
+            if facts.guidance_changes(theirs) <= self._recorded() & other._recorded():
+                facts = facts.join_guidance(theirs)
+                theirs = replace(theirs, guidance=facts.guidance)
+            differences = facts.compare(theirs) or theirs.compare(facts)
             if differences:
                 listed = ", ".join(map(str, differences))
                 raise PolicyError(f"profiles of different runs cannot be merged: {listed}")
         first, *rest = (part._profile() for part in (self, *others))
         return Policy(
-            self.fingerprint,
+            facts,
             profile=first.merge(*rest),
             provenance=_merge_provenance([part.provenance for part in (self, *others)]),
         )
+
+    def _recorded(self) -> set[str]:
+        """Arguments that every profiled run records."""
+        if self.profile is None:
+            return set()
+        recorded = ({name for name, _ in run.arguments} for run in self.profile.runs)
+        return set.intersection(*recorded)
 
     def _profile(self) -> Profile:
         if self.profile is None:
@@ -223,6 +236,7 @@ class Policy:
         for place, plan in enumerate(plans):
             shapes |= FittedPlan.shapes(plan, place)
         tensors = document.read_tensors(shapes)
+        steps = None if profile is None else profile["num_steps"]
         return cls(
             Fingerprint._from_json(fields["fingerprint"]),
             profile=None if profile is None else Profile.from_parts(profile, tensors),
@@ -231,7 +245,7 @@ class Policy:
             ),
             fits=tuple(_take_fit(fit, place) for place, fit in enumerate(fields["fits"])),
             frontier=tuple(
-                _take_known(known, place) for place, known in enumerate(fields["frontier"])
+                _take_known(known, place, steps) for place, known in enumerate(fields["frontier"])
             ),
             unit_psnr=fields["unit_psnr"],
             provenance=fields["provenance"],
@@ -266,6 +280,9 @@ class Policy:
         for fit in self.fits:
             if not isinstance(fit, MeasuredFit):
                 raise FormatError(f"fits must hold MeasuredFit, not {type(fit).__name__}")
+            check_count("computed_steps", fit.computed, low=1, high=MAX_STEPS)
+            for name in ("ridge", "sensitivity"):
+                check_number(name, getattr(fit.fit, name), low=0.0)
         computed = [fit.computed for fit in self.fits]
         if computed != sorted(set(computed)):
             raise FormatError("fits must ascend in their number of computed steps")
@@ -288,10 +305,10 @@ class Policy:
 def _fit_to_json(found: MeasuredFit) -> dict[str, object]:
     return {
         "computed_steps": found.computed,
-        "error_ratio": found.error_ratio,
+        "error_ratio": float(found.error_ratio),
         "history": found.fit.history,
-        "ridge": found.fit.ridge,
-        "sensitivity": found.fit.sensitivity,
+        "ridge": float(found.fit.ridge),
+        "sensitivity": float(found.fit.sensitivity),
         "uniform": found.uniform,
     }
 
@@ -307,14 +324,16 @@ def _take_fit(value: object, place: int) -> MeasuredFit:
 def _known_to_json(known: KnownSchedule, num_steps: int) -> dict[str, object]:
     computed = set(known.compute_steps)
     mask = "".join("1" if k in computed else "0" for k in range(num_steps))
-    return {"mask": mask, "predicted_error": known.predicted_error}
+    return {"mask": mask, "predicted_error": float(known.predicted_error)}
 
 
-def _take_known(value: Any, place: int) -> KnownSchedule:
+def _take_known(value: object, place: int, num_steps: int | None) -> KnownSchedule:
     record = take_record(value, _KNOWN, f"frontier[{place}]")
     mask = record["mask"]
     if not set(mask) <= {"0", "1"}:
         raise FormatError(f"frontier[{place}].mask must consist of 0 and 1")
+    if num_steps is not None and len(mask) != num_steps:
+        raise FormatError(f"frontier[{place}].mask has {len(mask)} digits for {num_steps} steps")
     steps = tuple(k for k, digit in enumerate(mask) if digit == "1")
     return KnownSchedule(steps, float(record["predicted_error"]))
 

@@ -71,9 +71,11 @@ class ProfiledPrompt:
         with raising(PolicyError):
             check_string("prompt", self.prompt, empty=True)
             check_count("seed", self.seed)
-            for name, value in self.arguments:
+            pairs = tuple((name, value) for name, value in self.arguments)
+            object.__setattr__(self, "arguments", pairs)
+            for name, value in pairs:
                 check_scalar(f"arguments.{check_string('an argument', name)[:40]}", value)
-            names = [name for name, _ in self.arguments]
+            names = [name for name, _ in pairs]
             if names != sorted(set(names)):
                 raise FormatError("arguments must be sorted by name, no name twice")
 
@@ -179,7 +181,7 @@ class Profile:
         """The shapes of the tensors of a file with this record."""
         found = take_record(record, _FIELDS, "profile")
         T = check_count("profile.num_steps", found["num_steps"], low=1, high=MAX_STEPS)  # noqa: N806
-        P = len(found["runs"])  # noqa: N806
+        P = _check_run_count(len(found["runs"]))  # noqa: N806
         shapes: dict[str, tuple[int, ...]] = _schedule_shapes(T) | {
             "inner": (P, (2 * T + 1) * (T + 1)),
             "means": (P, 2 * T + 1),
@@ -204,18 +206,20 @@ class Profile:
         )
         for name in _TRIANGLES:
             parts[name] = _unpack_triangle(parts[name], 2 * T + 1 if name == "inner" else T)
+        experts = take_list(record["expert_steps"], int, "profile.expert_steps")
+        if experts != sorted(set(experts)):
+            raise FormatError("profile.expert_steps must ascend")
         runs = [_take_run(run, place) for place, run in enumerate(record["runs"])]
         elements = torch.tensor([count for _, count in runs], dtype=torch.int64)
         return cls(
             schedule,
             RunStatistics(elements=elements, **parts),
             tuple(run for run, _ in runs),
-            tuple(take_list(record["expert_steps"], int, "profile.expert_steps")),
+            tuple(experts),
         )
 
     def _check_runs(self) -> None:
-        if not 1 <= len(self.runs) <= MAX_PROMPTS:
-            raise FormatError(f"a profile has 1 to {MAX_PROMPTS} runs, not {len(self.runs)}")
+        _check_run_count(len(self.runs))
         for run in self.runs:
             if not isinstance(run, ProfiledPrompt):
                 raise FormatError(f"runs must hold ProfiledPrompt, not {type(run).__name__}")
@@ -253,12 +257,20 @@ def _check_schedule(schedule: object) -> None:
         check_tensor(name, getattr(schedule, name), shape=shape)
     if bool((schedule.scale <= 0).any()):
         raise FormatError("scale must be positive")
+    if bool(schedule.latents.triu(1).any()):
+        raise FormatError("latents must be 0 above the diagonal: a later output is not known yet")
 
 
 def _same_schedule(ours: Schedule, theirs: Schedule) -> bool:
     return ours.begun == theirs.begun and all(
         torch.equal(getattr(ours, name), getattr(theirs, name)) for name in _schedule_shapes(1)
     )
+
+
+def _check_run_count(count: int) -> int:
+    if not 1 <= count <= MAX_PROMPTS:
+        raise FormatError(f"a profile has 1 to {MAX_PROMPTS} runs, not {count}")
+    return count
 
 
 def _take_run(value: object, place: int) -> tuple[ProfiledPrompt, int]:

@@ -10,10 +10,11 @@ import math
 import warnings
 from time import perf_counter
 
+import torch
 from torch import Tensor
 
 from ertacache.core.gram import Schedule
-from ertacache.core.plans import Target
+from ertacache.core.plans import PaperPlan, Target
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy, PolicyError
 from ertacache.integration.private_api import Scheduler
@@ -47,7 +48,7 @@ class PlanChooser:
         """Begin with no plan chosen.
 
         Raises:
-            PolicyError: if there is neither a target nor a plan, or a target and no profile.
+            PolicyError: if there is neither a target nor a plan.
         """
         if target == Target():
             policy.default  # noqa: B018  it raises if there is none
@@ -58,8 +59,13 @@ class PlanChooser:
 
     @property
     def adjusts_sigmas(self) -> bool:
-        """Whether runs follow a plan of the paper's method, which may change their sigmas."""
-        return self.target == Target() and self.policy.default.method == "paper"
+        """Whether runs follow a plan of the paper's method that changes their sigmas."""
+        if self.target != Target():
+            return False
+        first = self.policy.default
+        return isinstance(first.plan, PaperPlan) and not torch.equal(
+            first.plan.sigmas, first.sigmas
+        )
 
     def choose(self, scheduler: Scheduler, *, begin: int = 0) -> FittedPlan | None:
         """Return the plan of a run that starts now, None if every step is to be computed.
@@ -71,10 +77,11 @@ class PlanChooser:
         Raises:
             PolicyError: if there is no plan for the run, and no profile to solve one from.
         """
-        schedule = self.schedule(scheduler, begin)
-        key = id(schedule), self.target
-        if key not in self._chosen:
-            self._chosen[key] = self._choose(schedule)
+        with torch.device("cpu"):  # whatever the default device of the pipeline is
+            schedule = self.schedule(scheduler, begin)
+            key = id(schedule), self.target
+            if key not in self._chosen:
+                self._chosen[key] = self._choose(schedule)
         return self._chosen[key]
 
     def schedule(self, scheduler: Scheduler, begin: int) -> Schedule:
@@ -93,7 +100,7 @@ class PlanChooser:
             if first.fits(schedule):
                 return first
             if first.method == "paper":
-                raise PolicyError(_other_schedule(first, steps, "is of the paper's method"))
+                raise PolicyError(_other_run(first, schedule, "is of the paper's method"))
             share = math.ceil(steps * len(first.compute_steps) / first.num_steps - 1e-9)
             return self._plan(schedule, max(2, share))
         if self.target.min_psnr is not None:
@@ -110,7 +117,7 @@ class PlanChooser:
         steps, start = schedule.num_steps, perf_counter()
         if budget >= steps:
             return None  # nothing to reuse
-        solver = self.solver(steps)
+        solver = self.solver(schedule)
         solved = solver.solve(schedule, max(budget, solver.budgets(schedule)[0]))
         if solved is None:
             warnings.warn(NO_GAIN.format(budget=budget, steps=steps), stacklevel=2)
@@ -129,7 +136,7 @@ class PlanChooser:
 
     def _reach(self, schedule: Schedule, psnr: float) -> FittedPlan | None:
         """The plan with the fewest computed steps that reaches a PSNR, measured or predicted."""
-        solver = self.solver(schedule.num_steps)
+        solver = self.solver(schedule)
         for computed, error in sorted(solver.curve(schedule).items()):
             fitted = self.policy.find_plan(schedule, computed)
             row = None if fitted is None else fitted.measured
@@ -139,22 +146,28 @@ class PlanChooser:
         warnings.warn(NO_PSNR.format(psnr=psnr, steps=schedule.num_steps), stacklevel=2)
         return None
 
-    def solver(self, steps: int) -> PlanSolver:
+    def solver(self, schedule: Schedule) -> PlanSolver:
         """What solves plans; raise if the policy has no profile."""
         if self.policy.profile is None:
             first = self.policy.default
-            raise PolicyError(_other_schedule(first, steps, "comes without a profile"))
+            raise PolicyError(_other_run(first, schedule, "comes without a profile"))
         if self._solver is None:
             self._solver = PlanSolver(self.policy)
         return self._solver
 
 
-def _other_schedule(plan: FittedPlan, steps: int, why: str) -> str:
+def _other_run(plan: FittedPlan, schedule: Schedule, why: str) -> str:
+    steps, computed = schedule.num_steps, len(plan.compute_steps)
     if steps != plan.num_steps:
         return (
             f"the run has {steps} steps, but the plan is for {plan.num_steps} and {why}: pass "
-            f"num_inference_steps={plan.num_steps}, of which {len(plan.compute_steps)} are "
-            "computed, or calibrate at these settings"
+            f"num_inference_steps={plan.num_steps}, of which {computed} are computed, or "
+            "calibrate at these settings"
+        )
+    if plan.fits(schedule):
+        return (
+            f"the plan is for {computed} of {steps} computed steps and {why}: leave speedup=, "
+            "compute_steps= and min_psnr= out, or calibrate for them"
         )
     return (
         f"the run's sigma schedule is not the one of the plan, which {why}: leave shift, size, "

@@ -37,13 +37,19 @@ __all__ = [
     "fresh_copy",
     "keeps_history",
     "set_step_index",
+    "shallow_copy",
     "unwrap",
 ]
 
 HOOK = "ertacache"
 """Name of our hook in a module's registry."""
 
-_FRESH: dict[str, object] = {"_step_index": None, "lower_order_nums": 0, "last_sample": None}
+_FRESH: dict[str, object] = {
+    "_step_index": None,
+    "lower_order_nums": 0,
+    "last_sample": None,
+    "sample": None,  # of DPMSolverSinglestepScheduler
+}
 
 
 class Scheduler(Protocol):
@@ -232,6 +238,14 @@ def unwrap(module: nn.Module) -> nn.Module:
     return inner
 
 
+def shallow_copy(module: nn.Module) -> nn.Module:
+    """Return a network with the same weights that hooks can be registered on by itself."""
+    twin = copy.copy(unwrap(module))
+    # A registry of hooks belongs to one module; pipelines leave one behind after a call.
+    vars(twin).pop("_diffusers_hook", None)
+    return twin
+
+
 def fresh_copy(scheduler: Scheduler) -> Any:
     """Return a copy of a scheduler with its sigmas, without history and without our methods."""
     twin = copy.deepcopy(scheduler)
@@ -243,9 +257,12 @@ def fresh_copy(scheduler: Scheduler) -> Any:
 
 def forget_run(scheduler: Scheduler) -> None:
     """Put a scheduler back to where ``set_timesteps`` left it, without history."""
-    for name, value in _FRESH.items():
-        if name in vars(scheduler):
-            setattr(scheduler, name, value)
+    own = vars(scheduler)
+    own.update({name: value for name, value in _FRESH.items() if name in own})
+    if "model_outputs" in own:
+        own["model_outputs"] = [None] * len(own["model_outputs"])
+    if "derivatives" in own:  # of LMSDiscreteScheduler
+        own["derivatives"] = []
 
 
 def keeps_history(scheduler: Scheduler) -> bool:

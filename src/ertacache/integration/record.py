@@ -91,7 +91,8 @@ class _Recorder:
 
     def step(self, call: StepCall) -> Any:
         check_plain(call, self._scheduler)
-        if call.step == 0 and (begin := first_step(self._scheduler, call.timestep)):
+        if call.step == 0:  # a pipeline may have begun later, or changed the sigmas
+            begin = first_step(self._scheduler, call.timestep)
             self._schedule = read_schedule(self._scheduler, begin=begin)
             self.num_steps = self._schedule.num_steps
         # Copies: what a pipeline does to its latents later must not reach the record.

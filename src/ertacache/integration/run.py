@@ -61,11 +61,11 @@ class PolicyRun:
         self._setup, self._scheduler = setup, setup.pipe.scheduler
         self.num_steps = len(self._scheduler.timesteps)
         self.plan: FittedPlan | None = None  # None computes every step
-        self._begin = 0  # the scheduler's step with which the run begins
+        self._begin = -1  # the scheduler's step with which the run begins, not known yet
         self._stepper: Stepper = setup.stepper or FullStepper(self.num_steps)
         self._adjustment: SigmaAdjustment | None = None
-        self._early = setup.stepper is not None or setup.chooser.adjusts_sigmas
-        if self._early:  # the pipeline must see the sigmas of the plan
+        if setup.stepper is not None or setup.chooser.adjusts_sigmas:
+            # The pipeline must see the sigmas of the plan.
             self._follow(0)
             self._adjust()
         self._reusing = False  # the present step
@@ -78,6 +78,8 @@ class PolicyRun:
         self._calls, self._seconds = 0, 0.0
         self._final: RunStats | None = None  # of a run that is over
 
+    # Called within the network's call, but not to be compiled with it.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _follow(self, begin: int) -> None:
         """Choose the plan of a run that begins with the scheduler's step ``begin``."""
         setup = self._setup
@@ -129,10 +131,10 @@ class PolicyRun:
 
     def _decide(self, call: NetworkCall) -> None:
         """Decide at the first call of a step whether the step is reused."""
-        if call.step == 0:
-            begin = begin_index(self._scheduler) or 0
-            if begin != self._begin or not self._early:
-                self._follow(begin)
+        # Where a run begins that was not announced, its first step shows; it is computed anyway.
+        begin = begin_index(self._scheduler) if call.step == 0 else None
+        if begin is not None and begin != self._begin:
+            self._follow(begin)
         planned = self._abandoned or self._stepper.computes(call.step)
         switched = self._outputs.owner is not call.module
         if switched and not planned and not self._stepper.flexible:
@@ -213,14 +215,19 @@ class PolicyRun:
     def _check_first_step(self, call: StepCall) -> None:
         setup = self._setup
         check_plain(call, self._scheduler)
+        begin = first_step(self._scheduler, call.timestep)
+        if begin != self._begin:
+            self._follow(begin)
+        if self._stepper.num_steps != self.num_steps:
+            raise PolicyError(
+                f"the run has {self.num_steps} steps, but this calibration is for "
+                f"{self._stepper.num_steps}: leave strength, sigmas= and timesteps= as they were"
+            )
         if self.plan is not None:
             try:
                 self.plan.plan.check_shape(tuple(call.sample.shape[1:]))
             except ValueError as cause:
                 raise PolicyError(str(cause)) from None
-        begin = first_step(self._scheduler, call.timestep)
-        if begin != self._begin:  # a scheduler that was not told where the run begins
-            self._follow(begin)
         if setup.warnings.first("differences"):
             warn_of_differences(
                 run_differences(setup.chooser.policy, setup.pipe, sample=call.sample)

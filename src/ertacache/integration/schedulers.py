@@ -221,8 +221,9 @@ def check_deterministic(scheduler: Scheduler, *, num_steps: int) -> None:
 def _probe(twin: Any, step: int) -> Tensor:
     device = getattr(twin, "sigmas", twin.timesteps).device
     x, v = (torch.tensor(rows, device=device)[:, None, None, None] for rows in (_SAMPLES, _OUTPUTS))
+    first = {"order": 1} if "order" in inspect.signature(twin.step).parameters else {}
     with torch.random.fork_rng(devices=[]):
-        y = _step(twin, step, x, v)[0].flatten().double().cpu()
+        y = _step(twin, step, x, v, **first)[0].flatten().double().cpu()
     zero, c, b, mixed = y.tolist()
     if not bool(torch.isfinite(y).all()):
         raise SchedulerError(
@@ -240,16 +241,16 @@ def _probe(twin: Any, step: int) -> Tensor:
     return torch.tensor([c, b], dtype=torch.float64)
 
 
-def _step(twin: Any, step: int, x: Tensor, v: Tensor, *, return_dict: bool = False) -> Any:
+def _step(twin: Any, step: int, x: Tensor, v: Tensor, **options: Any) -> Any:
     if hasattr(twin, "set_begin_index"):
         twin.set_begin_index(step)
-    return _take_step(twin, twin.timesteps[step], x, v, return_dict=return_dict)
+    return _take_step(twin, twin.timesteps[step], x, v, **options)
 
 
-def _take_step(twin: Any, timestep: Any, x: Tensor, v: Tensor, *, return_dict: bool = False) -> Any:
+def _take_step(twin: Any, timestep: Any, x: Tensor, v: Tensor, **options: Any) -> Any:
     if hasattr(twin, "scale_model_input"):
         twin.scale_model_input(x, timestep)
-    given = {"model_output": v, "timestep": timestep, "sample": x, "return_dict": return_dict}
+    given = {"model_output": v, "timestep": timestep, "sample": x, "return_dict": False} | options
     for name in _required(type(twin).step):
         given.setdefault(name, None)
     return twin.step(**given)
@@ -389,7 +390,7 @@ def read_sigmas(scheduler: Scheduler) -> Tensor:
     ``s`` noise: 1 for pure noise, 0 for none. The sigmas of a flow are that share; ascending ones
     (Mochi) are ``1 - sigmas``. Sigmas of schedulers that leave the data unscaled (Euler, DPM) are
     ``s / a``. A scheduler that has only ``alphas_cumprod`` (DDIM) has ``a**2 = alphas_cumprod`` and
-    ``a**2 + s**2 = 1``.
+    ``a**2 + s**2 = 1``. A run whose last step has no length ends with 0 all the same.
 
     Returns:
         The sigmas, shape (T + 1,), float64, on the CPU.
@@ -403,6 +404,8 @@ def read_sigmas(scheduler: Scheduler) -> Tensor:
         if not _is_flow(scheduler):
             sigmas = sigmas / (1 + sigmas)
         sigmas = 1 - sigmas if bool(sigmas[0] < sigmas[-1]) else sigmas
+        if bool(sigmas[-1] == sigmas[-2]):  # a last step of no length, as that of Cosmos
+            sigmas = torch.cat([sigmas[:-1], sigmas.new_zeros(1)])
     elif hasattr(scheduler, "alphas_cumprod"):
         alphas = _alphas_cumprod(scheduler)[scheduler.timesteps.to("cpu", torch.int64)]
         sigmas = _noise_share(torch.cat([alphas, alphas.new_tensor([final_alpha(scheduler)])]))

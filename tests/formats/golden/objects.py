@@ -1,25 +1,36 @@
-"""The fixed objects whose bytes are kept beside this file.
+"""The fixed policies whose bytes are kept beside this file.
 
 ``python -m tests.formats.golden.objects`` writes them again, for a new version of the format.
+``policy-v1.safetensors`` is of a format that is no longer read, and is never written.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ertacache.core.gram import RunStatistics
+from ertacache.core.frontier import KnownSchedule, MeasuredFit
+from ertacache.core.gram import RunStatistics, Schedule
 from ertacache.core.plans import PaperPlan, TrajectoryPlan
-from ertacache.formats.fingerprint import Fingerprint, hash_config, hash_sigmas
-from ertacache.formats.policy import Policy, ValidationRow
+from ertacache.core.simulate import Fit
+from ertacache.formats.fingerprint import Fingerprint, hash_config
+from ertacache.formats.fitted import FittedPlan, ValidationRow
+from ertacache.formats.policy import Policy
 from ertacache.formats.profile import Profile, ProfiledPrompt
 
 FOLDER = Path(__file__).parent
 SIGMAS = (1.0, 0.875, 0.625, 0.3, 0.0)
+ROWS = (
+    ValidationRow("policy", 3, 46.5, 1.3, 24),
+    ValidationRow("plain reuse", 3, 32.6, 1.3, 24),
+    ValidationRow("fewer steps", 4, math.inf, 1.0, 24),
+)
 
 
 def numbers(*shape: int, start: int = 1) -> Tensor:
@@ -34,18 +45,29 @@ def symmetric(*shape: int, start: int = 1) -> Tensor:
     return upper + upper.triu(1).mT
 
 
-def schedule(num_steps: int = 4) -> Tensor:
-    """The sigma schedule of so many steps."""
+def sigma_schedule(num_steps: int = 4) -> Tensor:
     if num_steps == 4:
         return torch.tensor(SIGMAS, dtype=torch.float64)
     return torch.linspace(1, 0, num_steps + 1, dtype=torch.float64)
 
 
-def fingerprint(num_steps: int = 4, **changes: object) -> Fingerprint:
+def schedule(num_steps: int = 4, *, begun: bool = True) -> Schedule:
+    T = num_steps
+    return Schedule(
+        sigmas=sigma_schedule(T),
+        nominal=numbers(T, 2, start=-3),
+        latents=numbers(T + 1, T + 1, start=-7).tril(),
+        scale=numbers(T + 1),
+        begun=begun,
+    )
+
+
+def fingerprint(**changes: object) -> Fingerprint:
     facts: dict[str, object] = {
         "pipeline": "FluxPipeline",
         "denoiser": "FluxTransformer2DModel",
         "denoiser_hash": hash_config({"num_layers": 2, "axes_dims_rope": [4, 6, 6]}),
+        "prediction": "flow",
         "scheduler": "FlowMatchEulerDiscreteScheduler",
         "scheduler_config": {
             "shift": 3.0,
@@ -54,9 +76,7 @@ def fingerprint(num_steps: int = 4, **changes: object) -> Fingerprint:
             "x": None,
             "y": True,
         },
-        "num_steps": num_steps,
-        "sigmas_hash": hash_sigmas(schedule(num_steps)),
-        "guidance": 3.5,
+        "guidance": {"guidance_scale": (2.5, 3.5)},
         "dtype": "float32",
         "latent_shape": (3, 2, 2),
         "versions": {"torch": "2.13.0", "diffusers": "0.42.1"},
@@ -64,8 +84,8 @@ def fingerprint(num_steps: int = 4, **changes: object) -> Fingerprint:
     return Fingerprint(**(facts | changes))  # type: ignore[arg-type]
 
 
-def statistics(num_steps: int = 4, num_prompts: int = 2, *, start: int = 1) -> RunStatistics:
-    T, P, R = num_steps, num_prompts, 2 * num_steps + 1
+def statistics(num_steps: int = 4, num_runs: int = 2, *, start: int = 1) -> RunStatistics:
+    T, P, R = num_steps, num_runs, 2 * num_steps + 1
     return RunStatistics(
         inner=symmetric(P, R, R, start=start),
         means=numbers(P, R, start=-5),
@@ -77,70 +97,100 @@ def statistics(num_steps: int = 4, num_prompts: int = 2, *, start: int = 1) -> R
     )
 
 
-def golden_profile(num_steps: int = 4, num_prompts: int = 2, *, first_seed: int = 0) -> Profile:
-    texts = ("a red apple", 'ein grüner "Apfel" 🍏\n')
-    prompts = tuple(ProfiledPrompt(texts[k % 2], first_seed + k) for k in range(num_prompts))
-    return Profile(
-        fingerprint=fingerprint(num_steps),
-        sigmas=schedule(num_steps),
-        nominal=numbers(num_steps, 2, start=-3),
-        statistics=statistics(num_steps, num_prompts, start=1 + first_seed),
-        prompts=prompts,
+def make_profile(num_steps: int = 4, num_runs: int = 2, *, first_seed: int = 0) -> Profile:
+    """A profile whose runs alternate between two prompts and two sets of arguments."""
+    kinds = (
+        ("a red apple", (("guidance_scale", 2.5), ("height", 64))),
+        ('ein grüner "Apfel" 🍏\n', (("guidance_scale", 3.5), ("style", None), ("tiled", True))),
     )
+    runs = []
+    for k in range(num_runs):
+        prompt, arguments = kinds[k % 2]
+        runs.append(ProfiledPrompt(prompt, first_seed + k, arguments))
+    found = statistics(num_steps, num_runs, start=1 + first_seed)
+    return Profile(schedule(num_steps), found, tuple(runs))
 
 
-def golden_traced_profile() -> Profile:
-    """A profile with provenance."""
-    origin = {"command": "ertacache profile emoji-flux", "call": "num_inference_steps=4"}
-    return replace(golden_profile(), provenance=origin)
+def trajectory_plan(compute_steps: tuple[int, ...], coefficients: Tensor) -> TrajectoryPlan:
+    """A plan from the tensor of a file, shape (T, 1 + H)."""
+    return TrajectoryPlan(compute_steps, coefficients[:, None])
 
 
-def trajectory_plan(
-    compute_steps: tuple[int, ...], latent: Tensor, outputs: Tensor
-) -> TrajectoryPlan:
-    """A plan from the two tensors of a file, shapes (T,) and (T, H)."""
-    return TrajectoryPlan(compute_steps, torch.cat([latent[:, None], outputs], dim=1)[:, None])
-
-
-def golden_policy(*, profile: bool = False) -> Policy:
-    rows = (
-        ValidationRow("policy", 3, 46.5, 1.3, 24),
-        ValidationRow("plain reuse", 3, 32.6, 1.3, 24),
-        ValidationRow("fewer steps", 4, math.inf, 1.0, 24),
-    )
-    return Policy(
-        trajectory_plan((0, 1, 3), numbers(4), numbers(4, 3, start=-6)),
-        schedule(),
-        fingerprint=fingerprint(),
+def measured_plan() -> FittedPlan:
+    """A plan with all that a file can say of one."""
+    return FittedPlan(
+        trajectory_plan((0, 1, 3), numbers(4, 4, start=-6)),
+        sigma_schedule(),
+        target=schedule().target,
         predicted_error=0.001,
-        validation=rows,
+        measured_error=0.0025,
+        validation=ROWS,
+        target_psnr=42.5,
+    )
+
+
+def short_plan() -> FittedPlan:
+    """A plan for another sigma schedule, with no more than a file must say."""
+    return FittedPlan(trajectory_plan((0, 2), numbers(3, 2)), sigma_schedule(3))
+
+
+def paper_plan(*gain_shape: int, rectified: bool = True) -> FittedPlan:
+    adjusted = torch.tensor((1.0, 0.875, 0.7, 0.35, 0.0), dtype=torch.float64)
+    gain = numbers(4, *gain_shape, start=-4) if rectified else None
+    bias = numbers(4, *gain_shape, start=2) if rectified else None
+    plan = PaperPlan((0, 1, 3), "residual", adjusted, gain, bias)
+    return FittedPlan(plan, sigma_schedule())
+
+
+def golden_profile() -> Policy:
+    """A profile of image-to-image runs and its provenance, nothing else."""
+    profile = replace(make_profile(), schedule=schedule(begun=False))
+    provenance = {"command": "ertacache profile emoji-flux", "note": ""}
+    return Policy(fingerprint(), profile=profile, provenance=provenance)
+
+
+def golden_policy() -> Policy:
+    """A policy with everything, of a pipeline with two networks."""
+    return Policy(
+        fingerprint(),
+        profile=replace(make_profile(), expert_steps=(3,)),
+        plans=(measured_plan(), short_plan()),
+        fits=(
+            MeasuredFit(2, Fit(3, 0.1, 1.0), 1.5, uniform=True),
+            MeasuredFit(3, Fit(4, 1e-3, 0.5), 1.25),
+        ),
+        frontier=(
+            KnownSchedule((0, 3), 0.02),
+            KnownSchedule((0, 1, 3), 0.001),
+            KnownSchedule((0, 1, 2, 3), 0.0),
+        ),
+        unit_psnr=20.25,
         provenance={"command": "ertacache calibrate emoji-flux", "ertacache": "0.1.0"},
-        profile=golden_profile() if profile else None,
     )
 
 
 def golden_paper_policy(*gain_shape: int, rectified: bool = True) -> Policy:
-    shape = gain_shape or (3, 1, 1)
-    adjusted = torch.tensor((1.0, 0.875, 0.7, 0.35, 0.0), dtype=torch.float64)
-    gain = numbers(4, *shape, start=-4) if rectified else None
-    bias = numbers(4, *shape, start=2) if rectified else None
-    plan = PaperPlan((0, 1, 3), "residual", adjusted, gain, bias)
-    return Policy(plan, schedule(), fingerprint=fingerprint(guidance=None))
+    """One plan of the paper's method, without a profile, of a pipeline without guidance."""
+    plan = paper_plan(*(gain_shape or (3, 1, 1)), rectified=rectified)
+    return Policy(fingerprint(guidance={}), plans=(plan,))
 
 
-def expert_policy() -> Policy:
-    """A policy of a pipeline with two networks, calibrated for a PSNR; it has no golden file."""
-    profile = replace(golden_profile(), expert_steps=(3,))
-    return replace(
-        golden_policy(), target_psnr=42.5, expert_steps=profile.expert_steps, profile=profile
-    )
+def facts(value: object) -> object:
+    """All fields of a value and of its parts; tensors as type, shape and numbers."""
+    if isinstance(value, Tensor):
+        return (value.dtype, tuple(value.shape), value.tolist())
+    if dataclasses.is_dataclass(value):
+        return {f.name: facts(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: facts(entry) for key, entry in value.items()}
+    return [facts(entry) for entry in value] if isinstance(value, tuple) else value
 
 
 GOLDEN = {
-    "policy-v1.safetensors": lambda: golden_policy(profile=True),
-    "paper-policy-v1.safetensors": golden_paper_policy,
-    "profile-v1.safetensors": golden_profile,
-    "profile-v2.safetensors": golden_traced_profile,
+    "profile-v2.safetensors": golden_profile,
+    "policy-v2.safetensors": golden_policy,
+    "paper-policy-v2.safetensors": golden_paper_policy,
+    "paper-policy-plain-v2.safetensors": lambda: golden_paper_policy(rectified=False),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import ertacache.models.opensora.conditioning as conditioning_module
+from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
 from ertacache.integration.attach import attach
 from ertacache.integration.identity import fingerprint
 from ertacache.integration.record import record
-from ertacache.integration.schedulers import first_order_update
 from ertacache.models import load_pipeline
 from ertacache.models.opensora import OpenSoraPipeline
 from ertacache.models.opensora.pipeline import GuidedVelocity
 from ertacache.models.opensora.prompts import EncodedText
 from ertacache.models.opensora.sizes import Video
-from tests.integration.setting import paper_plan, trajectory_plan
+from tests.integration.setting import fitted_plan, paper_plan, trajectory_plan
 from tests.models.opensora.small import AUTOENCODER, golden, pipeline, transformer
 
 STEPS = 8
@@ -192,13 +193,15 @@ def test_published_files_make_the_same_pipeline(pipe: OpenSoraPipeline, tmp_path
 @pytest.fixture(scope="module")
 def policies(pipe: OpenSoraPipeline) -> dict[str, Policy]:
     found = record(pipe, prompt=PROMPT, **arguments())
-    trajectory, sigmas = found.run, found.sigmas
-    facts = fingerprint(pipe, sigmas=sigmas, latent_shape=trajectory.latents[0].shape[1:])
+    facts = fingerprint(pipe, latent_shape=found.run.latents[0].shape[1:])
     plans = {
-        "trajectory": trajectory_plan(first_order_update(pipe.scheduler), COMPUTED),
-        "paper": paper_plan(sigmas, COMPUTED),
+        "trajectory": trajectory_plan(found.schedule.nominal, COMPUTED),
+        "paper": paper_plan(found.schedule.sigmas, COMPUTED),
     }
-    return {name: Policy(plan, sigmas, fingerprint=facts) for name, plan in plans.items()}
+    return {
+        name: Policy(facts, plans=(fitted_plan(plan, found.schedule),))
+        for name, plan in plans.items()
+    }
 
 
 @pytest.mark.parametrize("method", ["trajectory", "paper"])
@@ -221,9 +224,9 @@ def test_policy_reduces_evaluations_and_detaches_completely(
 def test_policy_without_reuse_is_the_full_run(
     pipe: OpenSoraPipeline, policies: dict[str, Policy]
 ) -> None:
-    sigmas = policies["trajectory"].sigmas
+    sigmas = policies["trajectory"].default.sigmas
     everything = paper_plan(sigmas, range(STEPS), scale=1.0, rectified=False)
-    policy = Policy(everything, sigmas, fingerprint=policies["trajectory"].fingerprint)
+    policy = replace(policies["trajectory"], plans=(FittedPlan(everything, sigmas),))
     with attach(pipe, policy):
         attached = run(pipe)
     assert torch.equal(attached, run(pipe))

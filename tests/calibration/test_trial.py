@@ -1,0 +1,280 @@
+"""Trials with distances from a script: which ridge is kept, error ratios, unit, frontier."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ertacache.calibration import trial
+from ertacache.calibration.session import Generated, Reference, Session, number_runs
+from ertacache.calibration.trial import (
+    RIDGES,
+    by_group,
+    measure_fits,
+    regret,
+    trial_budgets,
+    with_frontier,
+)
+from ertacache.core.frontier import Frontier, MeasuredFit, solve_frontier
+from ertacache.core.plans import TrajectoryPlan
+from ertacache.core.simulate import Fit
+from ertacache.formats.policy import Policy
+from ertacache.formats.profile import ProfiledPrompt
+from ertacache.integration.solve import PlanSolver, profile_of
+from tests.calibration.conftest import TINY_PROMPTS, TINY_RUNS, TINY_STEPS
+
+START = 1e-2
+Distances = Callable[[int, float, bool], Sequence[float]]
+
+
+class Grey(Session):
+    """A session without a pipeline: grey results, a tenth darker under a plan."""
+
+    def __init__(self) -> None:
+        super().__init__(None, batch_size=2)  # type: ignore[arg-type]
+        self.decoded: list[tuple[int, int | None]] = []
+
+    def reference(self, runs: Sequence[ProfiledPrompt]) -> Reference:
+        schedule: Any = None
+        return Reference(tuple(runs), (), schedule)
+
+    def generate(
+        self, runs: Sequence[ProfiledPrompt], policy: Policy | None = None, **more: Any
+    ) -> Generated:
+        assert more == {"phase": "trial"}
+        steps = None if policy is None else len(policy.default.compute_steps)
+        self.decoded.append((len(runs), steps))
+        level = 0.5 if policy is None else 0.4
+        return Generated(torch.full((len(runs), 3, 4, 4), level), 1.0, None)
+
+
+@dataclass
+class Script:
+    """Plans that were asked for, and how far their results are from the full run.
+
+    Attributes:
+        distances: by computed steps, ridge and whether the schedule is uniform; of every prompt.
+        asked: computed steps, ridge and uniform of all plans, in order.
+        predicted: their predicted errors.
+    """
+
+    distances: Distances
+    asked: list[tuple[int, float, bool]] = field(default_factory=list)
+    predicted: list[float] = field(default_factory=list)
+
+    def solve(self, *args: Any, measured: Sequence[MeasuredFit], **more: Any) -> Frontier:
+        (known,) = measured
+        found = solve_frontier(*args, measured=measured, **more)
+        self.asked.append((known.computed, known.fit.ridge, known.uniform))
+        self.predicted.append(found.point(known.computed).predicted_error)
+        return found
+
+    def run(self, session: Session, reference: Reference, plan: TrajectoryPlan, **_: Any) -> Tensor:
+        assert len(plan.compute_steps) == self.asked[-1][0]
+        return torch.tensor(self.distances(*self.asked[-1]), dtype=torch.float64)
+
+    def ridges(self, budget: int) -> list[float]:
+        """Ridges that were tried for a budget on searched schedules."""
+        return [
+            ridge
+            for computed, ridge, uniform in self.asked
+            if (computed, uniform) == (budget, False)
+        ]
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Distances], Script]:
+    def make(distances: Distances) -> Script:
+        script = Script(distances)
+        monkeypatch.setattr(trial, "solve_frontier", script.solve)
+        monkeypatch.setattr(trial, "run_plan", script.run)
+        return script
+
+    return make
+
+
+def valley(best: float, *, uniform: float = 2.0) -> Distances:
+    """Two prompts that are nearest with one of the ridges; the factor of uniform schedules."""
+
+    def distances(budget: int, ridge: float, spread: bool) -> list[float]:
+        error = 0.01 * (1 + abs(math.log10(ridge / best))) * (uniform if spread else 1)
+        return [error, 4 * error]
+
+    return distances
+
+
+def test_the_first_ridge_is_kept_if_it_is_best(
+    scripted: Callable[[Distances], Script], tiny_known: Policy
+) -> None:
+    script = scripted(valley(START))
+    found = measure_fits(Grey(), tiny_known, TINY_RUNS[:4])
+    assert [fit.computed for fit in found.fits] == [2, 4, 5]  # 1.5x, 2x and 3x, ascending
+    assert {fit.fit.ridge for fit in found.fits} == {START}
+    assert not any(fit.uniform for fit in found.fits)
+    assert script.ridges(5) == [1e-2, 1e-1, 1e-3]  # a stronger one first, then a weaker one
+    assert script.asked[3] == (5, START, True)  # then the uniform schedule
+
+
+@pytest.mark.parametrize("best", RIDGES)
+def test_the_best_ridge_is_climbed_to(
+    scripted: Callable[[Distances], Script], tiny_known: Policy, best: float
+) -> None:
+    script = scripted(valley(best))
+    found = measure_fits(Grey(), tiny_known, TINY_RUNS[:4])
+    assert {fit.fit.ridge for fit in found.fits} == {best}
+    tried = {
+        1e-4: [1e-2, 1e-1, 1e-3, 1e-4],
+        1e-3: [1e-2, 1e-1, 1e-3, 1e-4],
+        1e-2: [1e-2, 1e-1, 1e-3],
+        1e-1: [1e-2, 1e-1, 1.0],
+        1.0: [1e-2, 1e-1, 1.0, 10.0],
+        10.0: [1e-2, 1e-1, 1.0, 10.0],
+    }
+    assert script.ridges(5) == tried[best]
+    assert script.ridges(4)[0] == best  # where the budget before it ended
+    assert len(script.ridges(4)) <= 3
+
+
+def test_each_budget_has_its_own(
+    scripted: Callable[[Distances], Script], tiny_known: Policy
+) -> None:
+    best = {5: 1e-4, 4: 1e-1, 2: 10.0}
+    scripted(lambda budget, ridge, uniform: valley(best[budget])(budget, ridge, uniform))
+    found = measure_fits(Grey(), tiny_known, TINY_RUNS[:4])
+    assert {fit.computed: fit.fit.ridge for fit in found.fits} == best
+
+
+def test_uniform_schedules_may_be_better(
+    scripted: Callable[[Distances], Script], tiny_known: Policy
+) -> None:
+    scripted(
+        lambda budget, ridge, uniform: valley(START, uniform=0.9 if budget == 4 else 1.1)(
+            budget, ridge, uniform
+        )
+    )
+    found = measure_fits(Grey(), tiny_known, TINY_RUNS[:4])
+    assert {fit.computed: fit.uniform for fit in found.fits} == {2: False, 4: True, 5: False}
+
+
+def test_error_ratios_and_unit(scripted: Callable[[Distances], Script], tiny_known: Policy) -> None:
+    """Distances of 0.01 and 0.04 are typically 0.02; a tenth darker is 20 dB."""
+    script, session = scripted(valley(START)), Grey()
+    found = measure_fits(session, tiny_known, TINY_RUNS[:4])
+    for fit in found.fits:
+        predicted = script.predicted[script.asked.index((fit.computed, START, False))]
+        assert fit.error_ratio == pytest.approx(0.02 / predicted, rel=1e-9)
+    assert session.decoded == [(2, None), (2, 4)]  # the second half of the runs, the middle budget
+    assert found.unit_psnr == pytest.approx(20 + 20 * math.log10(0.02), abs=1e-3)
+    assert (found.profile, found.plans) == (tiny_known.profile, ())
+
+
+def test_plans_are_run_on_other_prompts_than_they_are_fitted_on(
+    scripted: Callable[[Distances], Script],
+    tiny_known: Policy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = scripted(valley(START))
+    fitted: list[int] = []
+    ran: list[ProfiledPrompt] = []
+
+    def solve(gram: Any, *args: Any, **more: Any) -> Frontier:
+        fitted.append(len(gram.products))
+        return script.solve(gram, *args, **more)
+
+    def run(session: Session, reference: Reference, plan: TrajectoryPlan, **more: Any) -> Tensor:
+        ran.extend(reference.runs)
+        return torch.full((len(reference.runs),), 0.01, dtype=torch.float64)
+
+    monkeypatch.setattr(trial, "solve_frontier", solve)
+    monkeypatch.setattr(trial, "run_plan", run)
+    measure_fits(Grey(), tiny_known, TINY_RUNS)
+    assert set(fitted) == {2}
+    assert set(ran) == {*TINY_RUNS[2:]}
+
+
+def test_the_worst_kind_of_run_decides(
+    scripted: Callable[[Distances], Script], tiny_known: Policy
+) -> None:
+    """A stronger ridge costs the two runs of low guidance half as much again, and halves the third.
+
+    A mean over all of them would keep the weaker one: 1 x 1 x 8 is less than 1.5 x 1.5 x 4.
+    """
+    runs = number_runs(TINY_PROMPTS, varied={"guidance_scale": [2.0, 2.0, 2.0, 2.0, 9.0]})
+    profile = replace(profile_of(tiny_known), runs=tuple(runs))
+
+    def distances(budget: int, ridge: float, uniform: bool) -> list[float]:
+        low, high = {1e-2: (1.0, 8.0), 1e-1: (1.5, 4.0)}.get(ridge, (9.0, 9.0))
+        return [9.0] * 3 if uniform else [low, low, high]
+
+    scripted(distances)
+    found = measure_fits(Grey(), replace(tiny_known, profile=profile), runs)
+    assert {fit.fit.ridge for fit in found.fits} == {1e-1}
+
+
+def test_one_run_or_a_short_one_is_not_tried(
+    scripted: Callable[[Distances], Script], tiny_known: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = scripted(valley(START))
+    assert measure_fits(Grey(), tiny_known, TINY_RUNS[:1]) is tiny_known
+    monkeypatch.setattr(trial, "trial_budgets", lambda profile: [])
+    assert measure_fits(Grey(), tiny_known, TINY_RUNS) is tiny_known
+    assert script.asked == []
+
+
+def test_budgets_of_trials() -> None:
+    def budgets(num_steps: int, experts: tuple[int, ...] = ()) -> list[int]:
+        profile: Any = SimpleNamespace(num_steps=num_steps, expert_steps=experts)
+        return trial_budgets(profile)
+
+    assert budgets(50) == [33, 25, 16, 10]
+    assert budgets(TINY_STEPS) == [5, 4, 2]
+    assert budgets(TINY_STEPS, experts=(3,)) == [5, 4]
+    assert budgets(3) == [2]
+    assert budgets(2) == []
+    assert budgets(1) == []
+
+
+def test_regret_by_hand() -> None:
+    assert regret([[1.0, 2.0]]) == [1.0]
+    assert regret([[1.0, 8.0], [1.5, 4.0]]) == [2.0, 1.5]
+    assert regret([[3.0], [2.0], [8.0]]) == [1.5, 1.0, 4.0]
+    found = regret([[0.0, 1.0], [1.0, 1.0]])  # a perfect run cannot be divided by
+    assert found[0] == 1.0
+    assert found[1] > 1e6
+
+
+def test_distances_by_kind_of_run() -> None:
+    runs = number_runs(TINY_PROMPTS[:4], varied={"guidance_scale": [2.0, 5.0]})
+    found = by_group(runs, torch.tensor([1.0, 3.0, 1.0, 3.0]))
+    assert found == pytest.approx([1.0, 3.0])
+
+
+@pytest.fixture(scope="module")
+def steep() -> tuple[MeasuredFit, ...]:
+    """Measured errors that grow with the number of computed steps, against all sense."""
+    ridges = {2: 1e-2, 4: 1e-1, 6: 1e-3}
+    return tuple(
+        MeasuredFit(n, Fit(ridge=ridge), error_ratio=10.0 ** (n - 2)) for n, ridge in ridges.items()
+    )
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_the_frontier_never_rises(
+    tiny_known: Policy, steep: tuple[MeasuredFit, ...], measured: bool
+) -> None:
+    policy = with_frontier(replace(tiny_known, fits=steep if measured else ()))
+    sizes = [len(known.compute_steps) for known in policy.frontier]
+    errors = [known.predicted_error for known in policy.frontier]
+    assert sizes == list(range(2, TINY_STEPS + 1))
+    assert errors == sorted(errors, reverse=True)
+    assert (errors[0] == errors[1]) == measured  # three would be ten times as bad as two
+    curve = PlanSolver(policy).curve(profile_of(policy).schedule)
+    assert curve == dict(zip(sizes, errors, strict=True))
+    assert policy.fits == (steep if measured else ())

@@ -1,0 +1,309 @@
+"""Plans solved from a profile for any run, on flows that are known in closed form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ertacache.core.flows import rmse, shifted_sigmas
+from ertacache.core.frontier import (
+    PLAIN,
+    KnownSchedule,
+    MeasuredFit,
+    leave_out_errors,
+    solve_frontier,
+    spread_schedule,
+)
+from ertacache.core.gram import RunStatistics, Schedule, profile_run, resample
+from ertacache.core.plans import TrajectoryPlan
+from ertacache.core.sampler import Euler, SolverFactory, run, run_reference
+from ertacache.core.simulate import Fit, fit_plans
+from ertacache.core.steppers import TrajectoryStepper
+from ertacache.formats.fingerprint import Fingerprint, hash_config
+from ertacache.formats.policy import Policy, PolicyError
+from ertacache.formats.profile import Profile, ProfiledPrompt
+from ertacache.integration.solve import (
+    PlanSolver,
+    error_of,
+    guess_unit,
+    measured_unit,
+    predicted_psnr,
+    profile_frontier,
+)
+from tests.core.rings import bench, plain_plan
+from tests.core.solvers import AdamsBashforth, schedule_of
+
+FACTS = Fingerprint(
+    pipeline="Ring",
+    denoiser="Ring",
+    denoiser_hash=hash_config({}),
+    prediction="flow",
+    scheduler="Euler",
+    scheduler_config={},
+    guidance={},
+    dtype="float64",
+    latent_shape=(64, 2),
+    versions={},
+)
+FITS = (MeasuredFit(5, Fit(ridge=1e-2), 1.5), MeasuredFit(12, Fit(), 0.8))
+STEPS = 24
+
+
+def policy_of(
+    statistics: RunStatistics, schedule: Schedule, *, experts: Sequence[int] = (), **parts: Any
+) -> Policy:
+    runs = tuple(ProfiledPrompt("", seed) for seed in range(statistics.num_prompts))
+    return Policy(FACTS, profile=Profile(schedule, statistics, runs, tuple(experts)), **parts)
+
+
+@cache
+def ring(fits: tuple[MeasuredFit, ...] = (), experts: tuple[int, ...] = ()) -> Policy:
+    """The profile of 24 steps with its frontier, as calibration writes it."""
+    flow = bench(2.0, 0.3, STEPS, 3.0)
+    schedule = schedule_of(flow.sigmas)
+    policy = policy_of(flow.statistics, schedule, experts=experts, fits=fits)
+    known = [
+        KnownSchedule(point.plan.compute_steps, point.predicted_error)
+        for point in profile_frontier(policy).points
+    ]
+    return replace(policy, frontier=tuple(known))
+
+
+def profile_of(policy: Policy) -> Profile:
+    assert policy.profile is not None
+    return policy.profile
+
+
+@pytest.mark.parametrize("fits", [(), FITS], ids=["left out", "measured"])
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "searched again"])
+def test_a_budget_on_the_profiled_schedule_is_its_point_of_the_frontier(
+    fits: tuple[MeasuredFit, ...], kept: bool
+) -> None:
+    """Whether the file has the frontier or it is searched when it is needed."""
+    policy = ring(fits) if kept else replace(ring(fits), frontier=())
+    solver, frontier = PlanSolver(policy), profile_frontier(policy)
+    schedule = schedule_of(shifted_sigmas(STEPS))
+    for budget in (2, 5, 8, 12, STEPS):
+        found, point = solver.solve(schedule, budget), frontier.point(budget)
+        assert found is not None
+        assert isinstance(found.plan, TrajectoryPlan)
+        assert found.compute_steps == point.plan.compute_steps
+        assert torch.equal(found.plan.coefficients, point.plan.coefficients)
+        # Its own error; that of the frontier never rises with the number of computed steps.
+        assert found.predicted_error is not None
+        assert found.predicted_error == pytest.approx(point.predicted_error, rel=1e-6)
+        assert found.fits(schedule)
+
+
+OTHERS = {
+    "fewer steps": (16, 3.0, Euler),
+    "more steps": (36, 3.0, Euler),
+    "another shift": (STEPS, 1.0, Euler),
+    "another scheduler": (20, 5.0, AdamsBashforth),
+}
+
+
+@pytest.fixture(params=list(OTHERS))
+def other(request: pytest.FixtureRequest) -> tuple[Schedule, SolverFactory]:
+    num_steps, shift, solver = OTHERS[request.param]
+    return schedule_of(shifted_sigmas(num_steps, shift), solver=solver), solver
+
+
+@pytest.mark.parametrize("fits", [(), FITS], ids=["left out", "measured"])
+def test_a_budget_elsewhere_is_as_good_as_its_point_of_a_whole_frontier(
+    other: tuple[Schedule, SolverFactory], fits: tuple[MeasuredFit, ...]
+) -> None:
+    """Searches end in different places: each within a factor of 2, all together of 1.2."""
+    schedule, policy = other[0], ring(fits)
+    profile, solver = profile_of(policy), PlanSolver(policy)
+    gram = resample(profile.statistics.gram, profile.schedule, schedule)
+    whole = solve_frontier(gram, schedule.nominal, measured=fits)
+    ratios = []
+    for budget in range(schedule.num_steps // 5, schedule.num_steps // 2 + 1, 2):
+        found = solver.solve(schedule, budget)
+        assert found is not None
+        assert found.predicted_error is not None
+        ratios.append(found.predicted_error / whole.point(budget).predicted_error)
+    assert max(ratios) < 2
+    assert math.prod(ratios) ** (1 / len(ratios)) < 1.2
+
+
+def measured_error(
+    plan: Any, schedule: Schedule, solver: SolverFactory, *, first: int = 0
+) -> float:
+    """On noise that was not profiled, against the full run of the solver."""
+    flow, sigmas = bench(2.0, 0.3, STEPS, 3.0), schedule.sigmas
+    full = run_reference(flow.flow.velocity, flow.heldout, sigmas=sigmas, solver=solver)
+    start, target = full.latents[first], full.latents[-1]
+    latents = run(flow.flow.velocity, start, TrajectoryStepper(plan), sigmas=sigmas[first:])
+    return rmse(latents[-1], target)
+
+
+def test_a_plan_for_another_run_is_as_good_as_from_its_own_profile(
+    other: tuple[Schedule, SolverFactory],
+) -> None:
+    schedule, solver = other
+    flow, budget = bench(2.0, 0.3, STEPS, 3.0), schedule.num_steps // 2
+    full = run_reference(
+        flow.flow.velocity, flow.reference.latents[0], sigmas=schedule.sigmas, solver=solver
+    )
+    own = solve_frontier(profile_run(full).gram, schedule.nominal, budgets=[budget]).points[0]
+    found = PlanSolver(ring()).solve(schedule, budget)
+    assert found is not None
+    error = measured_error(found.plan, schedule, solver)
+    assert error < 5 * measured_error(own.plan, schedule, solver)
+    uniform = spread_schedule(schedule.num_steps, budget, {0})
+    assert error < measured_error(plain_plan(schedule.sigmas, uniform), schedule, solver) / 4
+
+
+@pytest.mark.parametrize("first", [1, 7, 15])
+def test_a_run_that_begins_later(first: int) -> None:
+    sigmas = shifted_sigmas(STEPS)
+    schedule = schedule_of(sigmas[first:], begun=False)
+    budget = math.ceil((STEPS - first) / 2)
+    found = PlanSolver(ring()).solve(schedule, budget)
+    assert found is not None
+    assert (found.num_steps, len(found.compute_steps)) == (STEPS - first, budget)
+    uniform = plain_plan(sigmas[first:], spread_schedule(STEPS - first, budget, {0}))
+    errors = [
+        measured_error(plan, schedule_of(sigmas), Euler, first=first)
+        for plan in (found.plan, uniform)
+    ]
+    assert errors[0] < errors[1] / 3
+
+
+def switches(sigmas: Tensor, boundary: float) -> list[int]:
+    """The step at which a network for less noise takes over, if one does within the run."""
+    return (sigmas[:-1] < boundary).nonzero().flatten().tolist()[:1]
+
+
+@pytest.mark.parametrize("experts", [(9,), (3, 9, 10), (STEPS - 1,)])
+@pytest.mark.parametrize("num_steps", [7, STEPS, 60])
+def test_every_step_at_which_another_network_may_take_over_is_computed(
+    experts: tuple[int, ...], num_steps: int
+) -> None:
+    """The boundaries lie somewhere between the noise levels of two profiled steps."""
+    own, flow = shifted_sigmas(STEPS), bench(2.0, 0.3, STEPS, 3.0)
+    solver = PlanSolver(policy_of(flow.statistics, schedule_of(own), experts=experts))
+    schedule = schedule_of(shifted_sigmas(num_steps, 2.0))
+    possible = {0}
+    for k in experts:
+        for boundary in torch.linspace(own[k], own[k - 1], 1000).double()[1:-1].tolist():
+            possible.update(switches(schedule.sigmas, boundary))
+    assert solver.pinned(schedule) == possible
+    assert solver.budgets(schedule)[0] == max(2, len(possible))
+    assert solver.pinned(schedule_of(own)) == {0, *experts}
+
+
+def test_plans_elsewhere_compute_the_first_steps_of_every_network() -> None:
+    solver = PlanSolver(ring(experts=(9,)))
+    for schedule in (schedule_of(shifted_sigmas(36)), schedule_of(shifted_sigmas(11, 1.5))):
+        for budget in (4, 6):
+            found = solver.solve(schedule, budget)
+            assert found is not None
+            assert solver.pinned(schedule) <= set(found.compute_steps)
+        assert list(solver.curve(schedule)) == list(solver.budgets(schedule))
+
+
+def wandering(prompts: int, seed: int) -> tuple[RunStatistics, Schedule]:
+    """Outputs that are random walks: what was fitted on some prompts is wrong for others."""
+    generator = torch.Generator().manual_seed(seed)
+    walk = torch.randn(11, prompts, 2, generator=generator, dtype=torch.float64).cumsum(0)
+    steps, sigmas = iter(range(10)), shifted_sigmas(10)
+    full = run_reference(lambda x, sigma: walk[next(steps)], walk[10], sigmas=sigmas)
+    return profile_run(full), schedule_of(sigmas)
+
+
+def test_the_ridge_is_raised_until_plain_reuse_is_beaten_or_there_is_no_plan() -> None:
+    statistics, schedule = wandering(2, seed=2)
+    weak = MeasuredFit(4, Fit(ridge=1e-3), 1.0)
+    solver = PlanSolver(policy_of(statistics, schedule, fits=(weak,)))
+    gram, nominal, outcomes = statistics.gram, schedule.nominal, set()
+    frontier = profile_frontier(solver.policy)
+    for budget in range(2, 10):
+        point, uniform = frontier.point(budget), spread_schedule(10, budget, {0})
+        steps = point.plan.compute_steps
+        ridges = [1e-3 * 10**power for power in range(10)]
+        errors = [error_of_fit(gram, nominal, steps, Fit(ridge=ridge)) for ridge in ridges]
+        plain = error_of_fit(gram, nominal, uniform, Fit(ridge=PLAIN))
+        better = [place for place, error in enumerate(errors) if error < plain]
+        found = solver.solve(schedule, budget)
+        if not better:
+            assert found is None
+            outcomes.add("none")
+            continue
+        outcomes.add("raised" if better[0] else "as measured")
+        assert found is not None
+        assert isinstance(found.plan, TrajectoryPlan)
+        fit = Fit(ridge=ridges[better[0]])
+        (plan,) = fit_plans(gram, nominal, schedules=[steps], fit=fit)
+        torch.testing.assert_close(found.plan.coefficients, plan.coefficients)
+        assert found.predicted_error == pytest.approx(errors[better[0]])
+    assert outcomes == {"none", "raised", "as measured"}
+
+
+def error_of_fit(gram: Any, nominal: Tensor, steps: Sequence[int], fit: Fit) -> float:
+    return leave_out_errors(gram, nominal, schedules=[steps], fit=fit).item()
+
+
+def test_no_plan_is_given_that_a_smaller_budget_alone_recommends() -> None:
+    """The frontier's errors never rise, but a plan is compared by its own."""
+    statistics, schedule = wandering(4, seed=0)
+    weak = MeasuredFit(4, Fit(ridge=1e-3), 1.0)
+    solver = PlanSolver(policy_of(statistics, schedule, fits=(weak,)))
+    point = profile_frontier(solver.policy).point(4)
+    uniform = spread_schedule(10, 4, {0})
+    plain = error_of_fit(statistics.gram, schedule.nominal, uniform, Fit(ridge=PLAIN))
+    assert point.predicted_error < plain  # that of two computed steps
+    assert solver.solve(schedule, 4) is None
+
+
+def test_the_curve_never_rises(other: tuple[Schedule, SolverFactory]) -> None:
+    """And what is solved for one budget is not far from it."""
+    schedule, solver = other[0], PlanSolver(ring(FITS))
+    curve = solver.curve(schedule)
+    assert list(curve) == list(range(2, schedule.num_steps + 1))
+    errors = list(curve.values())
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < errors[0] / 20
+    for budget in (schedule.num_steps // 3, schedule.num_steps // 2):
+        found = solver.solve(schedule, budget)
+        assert found is not None
+        assert found.predicted_error is not None
+        assert 0.4 < found.predicted_error / curve[budget] < 2.5
+
+
+def test_the_curve_of_the_profiled_schedule_is_the_frontier() -> None:
+    policy = ring(FITS)
+    curve = PlanSolver(policy).curve(schedule_of(shifted_sigmas(STEPS)))
+    points = profile_frontier(policy).points
+    assert curve == {point.computed: point.predicted_error for point in points}
+
+
+def test_psnr_by_the_measured_unit_or_a_guess() -> None:
+    """An error of a tenth of the latents' spread is 20 dB below a quarter of the pixels' range."""
+    policy = ring()
+    spread = profile_of(policy).statistics.final_spread
+    guessed = PlanSolver(policy).psnr(0.1 * spread)
+    assert guessed == pytest.approx(20 + 20 * math.log10(4))
+    assert guessed == predicted_psnr(0.1 * spread, guess_unit(profile_of(policy)))
+    measured = PlanSolver(replace(policy, unit_psnr=12.0))
+    assert measured.psnr(0.01) == pytest.approx(52.0)
+    assert error_of(52.0, 12.0) == pytest.approx(0.01)
+    assert measured_unit(52.0, 0.01) == pytest.approx(12.0)
+    assert math.isfinite(measured.psnr(0.0))
+
+
+def test_a_policy_without_a_profile_has_nothing_to_solve_from() -> None:
+    policy = ring()
+    found = PlanSolver(policy).solve(profile_of(policy).schedule, 8)
+    assert found is not None
+    with pytest.raises(PolicyError, match="has no profile, so that nothing can be solved from it"):
+        PlanSolver(Policy(FACTS, plans=(found,)))
