@@ -15,15 +15,16 @@ import torch
 from diffusers.hooks import HookRegistry
 from torch import Tensor
 
-from ertacache.core.gram import Schedule, Trajectory
+from ertacache.core.gram import Schedule, Trajectory, profile_run
 from ertacache.core.plans import TrajectoryPlan
 from ertacache.core.sampler import run
 from ertacache.core.steppers import TrajectoryStepper, combine
 from ertacache.formats.policy import Policy, PolicyError
+from ertacache.formats.profile import Profile, ProfiledPrompt
 from ertacache.integration.attach import attach
 from ertacache.integration.identity import find_denoisers, fingerprint
 from ertacache.integration.private_api import keeps_history
-from ertacache.integration.record import record
+from ertacache.integration.record import Recording, record
 from tests.compatibility.rows import COMPUTED, STEPS, Row
 from tests.compatibility.watching import Calls, KeptOutput, Seen, counted, led, watched
 from tests.integration.setting import fitted_plan, paper_plan, trajectory_plan
@@ -38,11 +39,18 @@ class Subject:
 
     row: Row
     pipe: Any
-    run: Trajectory
-    schedule: Schedule
+    full: Recording
     result: Tensor
     calls: Calls
     attributes: list[set[str]]
+
+    @property
+    def run(self) -> Trajectory:
+        return self.full.run
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.full.schedule
 
     @cached_property
     def plan(self) -> TrajectoryPlan:
@@ -54,15 +62,17 @@ class Subject:
 
     def follow(self, plan: Any) -> tuple[Tensor, Seen]:
         """The output of a run with a policy attached, and what was observed."""
-        shape, seen = self.run.latents[0].shape[1:], Seen()
-        facts = fingerprint(self.pipe, latent_shape=shape)
-        policy = Policy(facts, plans=(fitted_plan(plan, self.schedule),))
+        policy, seen = self.policy(plans=(fitted_plan(plan, self.schedule),)), Seen()
         with (
             counted(self.pipe, seen),
             attach(self.pipe, policy),
             watched(self.pipe, seen),
         ):
             return self.row.generate(self.pipe), seen
+
+    def policy(self, **parts: Any) -> Policy:
+        shape = self.run.latents[0].shape[1:]
+        return Policy(fingerprint(self.pipe, latent_shape=shape), **parts)
 
 
 def make_subject(row: Row) -> Subject:
@@ -71,7 +81,7 @@ def make_subject(row: Row) -> Subject:
     with counted(pipe, seen), watched(pipe, seen):
         found = record(kept, **row.arguments())
     result = torch.as_tensor(kept.output[0])
-    return Subject(row, pipe, found.run, found.schedule, result, seen.calls, attributes(pipe))
+    return Subject(row, pipe, found, result, seen.calls, attributes(pipe))
 
 
 def attributes(pipe: Any) -> list[set[str]]:
@@ -152,6 +162,40 @@ def check_all_computed(subject: Subject) -> None:
         torch.testing.assert_close(result, subject.result, rtol=0, atol=ROUNDING * size)
 
 
+def check_other_steps(subject: Subject) -> None:
+    """A run of more steps follows a plan that is solved for it from the profile of this one."""
+    full, steps, seen = subject.full, STEPS + 2, Seen()
+    prompts = tuple(ProfiledPrompt("", seed) for seed in range(len(full.run.latents[0])))
+    profile = Profile(full.schedule, profile_run(full.run), prompts, full.expert_steps)
+    with (
+        attach(subject.pipe, subject.policy(profile=profile), compute_steps=4) as handle,
+        counted(subject.pipe, seen),
+        watched(subject.pipe, seen),
+    ):
+        result = subject.row.generate(subject.pipe, **longer_arguments(subject.row, steps))
+    assert handle.plan is not None
+    assert (handle.plan.num_steps, len(handle.plan.compute_steps)) == (steps, 4)
+    assert (len(seen.outputs), handle.stats.last.computed_steps) == (steps, 4)
+    assert bool(torch.isfinite(result).all())
+    past: list[Tensor] = []
+    assert isinstance(handle.plan.plan, TrajectoryPlan)
+    rows = handle.plan.plan.coefficients[:, 0].tolist()
+    for k, (x, v) in enumerate(zip(seen.samples, seen.outputs, strict=True)):
+        past = [v, *past][: len(rows[k]) - 1] if k in handle.plan.compute_steps else past
+        assert torch.equal(seen.results[k], combine(x, past, rows[k]))
+
+
+def longer_arguments(row: Row, steps: int) -> dict[str, Any]:
+    """A number of steps, and the arguments that have one entry per step."""
+    lists = {name: value for name, value in row.call.items() if isinstance(value, list)}
+    longer = {
+        name: value + value[-1:] * (steps - STEPS)
+        for name, value in lists.items()
+        if len(value) == STEPS
+    }
+    return {"num_inference_steps": steps} | longer
+
+
 def check_detached(subject: Subject) -> None:
     """After ``detach`` nothing is left, and the result is that of the full run, bit for bit."""
     assert subject.attached
@@ -164,6 +208,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     check_result,
     check_definition,
     check_all_computed,
+    check_other_steps,
     check_detached,
 )
 

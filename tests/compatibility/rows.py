@@ -68,9 +68,9 @@ class Row:
         }
         return fixed | dict(self.call)
 
-    def generate(self, pipe: Any) -> Tensor:
+    def generate(self, pipe: Any, **changes: Any) -> Tensor:
         """The output of the pipeline: latents, or pixels if it returns nothing else."""
-        return torch.as_tensor(pipe(**self.arguments())[0])
+        return torch.as_tensor(pipe(**self.arguments() | changes)[0])
 
 
 def _build(value: Any, *, seed: int) -> Any:

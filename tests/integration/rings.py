@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ertacache.core.flows import GaussianRing
+from ertacache.core.frontier import KnownSchedule
+from ertacache.formats.policy import Policy
+from ertacache.integration.solve import profile_frontier
 from tests.integration.sampling import Sampling
 
 
@@ -41,6 +45,15 @@ class Ring(nn.Module):
         squares = self._alphas[[below, above]].sqrt()
         a = squares[0] + (t - below) * (squares[1] - squares[0])
         return a, (1 - a**2).sqrt()
+
+
+def with_frontier(policy: Policy) -> Policy:
+    """As calibration leaves it: a search begins with the frontier of the profile."""
+    known = [
+        KnownSchedule(point.plan.compute_steps, point.predicted_error)
+        for point in profile_frontier(policy).points
+    ]
+    return replace(policy, frontier=tuple(known))
 
 
 class RingSampling(Sampling):

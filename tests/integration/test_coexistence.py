@@ -180,6 +180,33 @@ def test_nothing_is_compiled_again(flux: Setting, how: str, compile_first: bool)
     assert runs == [runs[0], 2 * runs[0], 3 * runs[0]]
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("how", ["module", "wrapper"])
+def test_what_is_solved_within_a_call_is_not_compiled(flux: Setting, how: str) -> None:
+    """Plans are chosen at the first call of the network, which is a compiled one.
+
+    No more graphs than with a plan that is there already.
+    """
+    plain, policy = flux.another(), flux.policy(profile=flux.profile())
+    pipe, backend = flux.another().pipe, CountingBackend()
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    compile_network(pipe, how, backend)
+    with attach(pipe, flux.trajectory_policy()):
+        generate(pipe, flux.case)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    with attach(pipe, policy, speedup=2.0), attach(plain.pipe, policy, speedup=2.0) as handle:
+        for num_steps in (8, 6):
+            results = [
+                generate(each, flux.case, num_inference_steps=num_steps)
+                for each in (pipe, plain.pipe)
+            ]
+            torch.testing.assert_close(*results, rtol=1e-3, atol=1e-3)
+            assert handle.stats.last.computed_steps == num_steps // 2
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+    torch.compiler.reset()
+
+
 @pytest.mark.parametrize("when", ["before", "after", "within"])
 def test_attention_backends(flux: Setting, when: str) -> None:
     pipe, policy = flux.another().pipe, flux.trajectory_policy()

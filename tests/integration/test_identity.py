@@ -52,3 +52,18 @@ def test_fingerprint_covers_all_networks(wan: Setting, experts: Setting) -> None
     assert list(find_denoisers(wan.pipe)) == ["transformer"]
     assert experts.facts.denoiser == wan.facts.denoiser
     assert experts.facts.denoiser_hash != wan.facts.denoiser_hash
+
+
+def test_guidance_within_the_calibrated_range_is_no_difference(flux: Setting) -> None:
+    """A policy may be calibrated with several values; only beyond them it is reported."""
+    policy = flux.trajectory_policy()
+    facts = replace(policy.fingerprint, guidance={"guidance_scale": (2.0, 5.0)})
+    policy = replace(policy, fingerprint=facts)
+    with warnings.catch_warnings(), attach(flux.pipe, policy):
+        warnings.simplefilter("error")
+        flux.generate(guidance_scale=3.5)
+    with (
+        attach(flux.pipe, policy),
+        pytest.warns(UserWarning, match=r"guidance_scale is 7\.0, was 2\.0 to 5\.0"),
+    ):
+        flux.generate(guidance_scale=7.0)

@@ -21,7 +21,10 @@ from tests.integration.setting import Setting, count_calls, fitted_plan, watch_s
 from tests.integration.tiny import call_arguments, quiet
 
 # Some schedulers make an array of a tensor in a way that numpy is about to drop.
-pytestmark = pytest.mark.filterwarnings("ignore:__array:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array:DeprecationWarning"),
+    pytest.mark.filterwarnings("error:the policy was calibrated"),
+]
 
 
 def profiled(sampling: RingSampling, **call: Any) -> Policy:

@@ -15,7 +15,6 @@ from torch import Tensor
 from ertacache.core.flows import rmse, shifted_sigmas
 from ertacache.core.frontier import (
     PLAIN,
-    KnownSchedule,
     MeasuredFit,
     leave_out_errors,
     solve_frontier,
@@ -39,6 +38,7 @@ from ertacache.integration.solve import (
 )
 from tests.core.rings import bench, plain_plan
 from tests.core.solvers import AdamsBashforth, schedule_of
+from tests.integration.rings import with_frontier
 
 FACTS = Fingerprint(
     pipeline="Ring",
@@ -53,7 +53,7 @@ FACTS = Fingerprint(
     versions={},
 )
 FITS = (MeasuredFit(5, Fit(ridge=1e-2), 1.5), MeasuredFit(12, Fit(), 0.8))
-STEPS = 24
+STEPS = 20
 
 
 def policy_of(
@@ -65,15 +65,10 @@ def policy_of(
 
 @cache
 def ring(fits: tuple[MeasuredFit, ...] = (), experts: tuple[int, ...] = ()) -> Policy:
-    """The profile of 24 steps with its frontier, as calibration writes it."""
+    """The profile of 20 steps, with its frontier."""
     flow = bench(2.0, 0.3, STEPS, 3.0)
     schedule = schedule_of(flow.sigmas)
-    policy = policy_of(flow.statistics, schedule, experts=experts, fits=fits)
-    known = [
-        KnownSchedule(point.plan.compute_steps, point.predicted_error)
-        for point in profile_frontier(policy).points
-    ]
-    return replace(policy, frontier=tuple(known))
+    return with_frontier(policy_of(flow.statistics, schedule, experts=experts, fits=fits))
 
 
 def profile_of(policy: Policy) -> Profile:
@@ -81,8 +76,7 @@ def profile_of(policy: Policy) -> Profile:
     return policy.profile
 
 
-@pytest.mark.parametrize("fits", [(), FITS], ids=["left out", "measured"])
-@pytest.mark.parametrize("kept", [True, False], ids=["kept", "searched again"])
+@pytest.mark.parametrize(("fits", "kept"), [((), True), (FITS, False), (FITS, True)])
 def test_a_budget_on_the_profiled_schedule_is_its_point_of_the_frontier(
     fits: tuple[MeasuredFit, ...], kept: bool
 ) -> None:
@@ -90,7 +84,7 @@ def test_a_budget_on_the_profiled_schedule_is_its_point_of_the_frontier(
     policy = ring(fits) if kept else replace(ring(fits), frontier=())
     solver, frontier = PlanSolver(policy), profile_frontier(policy)
     schedule = schedule_of(shifted_sigmas(STEPS))
-    for budget in (2, 5, 8, 12, STEPS):
+    for budget in (2, 5, 10, STEPS):
         found, point = solver.solve(schedule, budget), frontier.point(budget)
         assert found is not None
         assert isinstance(found.plan, TrajectoryPlan)
@@ -103,10 +97,10 @@ def test_a_budget_on_the_profiled_schedule_is_its_point_of_the_frontier(
 
 
 OTHERS = {
-    "fewer steps": (16, 3.0, Euler),
-    "more steps": (36, 3.0, Euler),
-    "another shift": (STEPS, 1.0, Euler),
-    "another scheduler": (20, 5.0, AdamsBashforth),
+    "fewer steps": (14, 3.0, Euler),
+    "more steps": (28, 3.0, Euler),
+    "another shift": (STEPS, 1.5, Euler),
+    "another scheduler": (16, 5.0, AdamsBashforth),
 }
 
 
@@ -124,7 +118,7 @@ def test_a_budget_elsewhere_is_as_good_as_its_point_of_a_whole_frontier(
     schedule, policy = other[0], ring(fits)
     profile, solver = profile_of(policy), PlanSolver(policy)
     gram = resample(profile.statistics.gram, profile.schedule, schedule)
-    whole = solve_frontier(gram, schedule.nominal, measured=fits)
+    whole = solve_frontier(gram, schedule.nominal, measured=solver.fits(schedule))
     ratios = []
     for budget in range(schedule.num_steps // 5, schedule.num_steps // 2 + 1, 2):
         found = solver.solve(schedule, budget)
@@ -163,7 +157,7 @@ def test_a_plan_for_another_run_is_as_good_as_from_its_own_profile(
     assert error < measured_error(plain_plan(schedule.sigmas, uniform), schedule, solver) / 4
 
 
-@pytest.mark.parametrize("first", [1, 7, 15])
+@pytest.mark.parametrize("first", [1, 6, 12])
 def test_a_run_that_begins_later(first: int) -> None:
     sigmas = shifted_sigmas(STEPS)
     schedule = schedule_of(sigmas[first:], begun=False)
@@ -184,7 +178,7 @@ def switches(sigmas: Tensor, boundary: float) -> list[int]:
     return (sigmas[:-1] < boundary).nonzero().flatten().tolist()[:1]
 
 
-@pytest.mark.parametrize("experts", [(9,), (3, 9, 10), (STEPS - 1,)])
+@pytest.mark.parametrize("experts", [(8,), (3, 8, 9), (STEPS - 1,)])
 @pytest.mark.parametrize("num_steps", [7, STEPS, 60])
 def test_every_step_at_which_another_network_may_take_over_is_computed(
     experts: tuple[int, ...], num_steps: int
@@ -203,8 +197,8 @@ def test_every_step_at_which_another_network_may_take_over_is_computed(
 
 
 def test_plans_elsewhere_compute_the_first_steps_of_every_network() -> None:
-    solver = PlanSolver(ring(experts=(9,)))
-    for schedule in (schedule_of(shifted_sigmas(36)), schedule_of(shifted_sigmas(11, 1.5))):
+    solver = PlanSolver(ring(experts=(8,)))
+    for schedule in (schedule_of(shifted_sigmas(28)), schedule_of(shifted_sigmas(11, 1.5))):
         for budget in (4, 6):
             found = solver.solve(schedule, budget)
             assert found is not None
@@ -285,6 +279,34 @@ def test_the_curve_of_the_profiled_schedule_is_the_frontier() -> None:
     curve = PlanSolver(policy).curve(schedule_of(shifted_sigmas(STEPS)))
     points = profile_frontier(policy).points
     assert curve == {point.computed: point.predicted_error for point in points}
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "first", "factor"),
+    [(STEPS, 0, 1.0), (5, 0, 0.5), (80, 0, 2.0), (STEPS, 15, 0.25), (80, 60, 0.5)],
+)
+def test_what_was_measured_counts_by_noise_and_by_share(
+    num_steps: int, first: int, factor: float
+) -> None:
+    """Of a run that begins after 15 of 20 profiled steps, a quarter of each number is left."""
+    schedule = schedule_of(shifted_sigmas(num_steps)[first:], begun=first == 0)
+    found = PlanSolver(ring(FITS)).fits(schedule)
+    assert [each.computed for each in found] == pytest.approx([5 * factor, 12 * factor])
+    for each, measured in zip(found, FITS, strict=True):
+        assert replace(each, computed=measured.computed) == measured
+
+
+def test_plain_reuse_as_a_plan() -> None:
+    """Evenly spaced but for the steps of experts, and the scheduler's own update."""
+    solver = PlanSolver(ring(experts=(8,)))
+    for schedule in (schedule_of(shifted_sigmas(STEPS)), schedule_of(shifted_sigmas(11, 1.5))):
+        found, pinned = solver.plain(schedule, 5), solver.pinned(schedule)
+        assert found.compute_steps == spread_schedule(schedule.num_steps, 5, pinned)
+        assert isinstance(found.plan, TrajectoryPlan)
+        update = found.plan.coefficients[:, 0]
+        torch.testing.assert_close(update[:, :2], schedule.nominal, rtol=0, atol=1e-5)
+        assert update[:, 2:].abs().max() < 1e-5
+        assert found.fits(schedule)
 
 
 def test_psnr_by_the_measured_unit_or_a_guess() -> None:

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from ertacache.core.frontier import KnownSchedule, solve_frontier, spread_schedule
+from ertacache.core.frontier import solve_frontier, spread_schedule
 from ertacache.core.gram import profile_run
 from ertacache.core.plans import TrajectoryPlan
 from ertacache.formats.policy import Policy
 from ertacache.integration.attach import attach
 from ertacache.integration.record import record
-from ertacache.integration.solve import profile_frontier
-from tests.integration.rings import RingSampling
+from tests.integration.rings import RingSampling, with_frontier
 from tests.integration.sampling import make
 from tests.integration.setting import fitted_plan
 
@@ -58,12 +57,7 @@ def profiled(name: str) -> Policy:
     """The profile of 20 steps, with its frontier."""
     sampling, levels = sampling_of(name), levels_of(1.0) if name == "sized Euler" else None
     profile = sampling.profile(num_inference_steps=STEPS, levels=levels)
-    policy = sampling.policy(profile=profile)
-    known = [
-        KnownSchedule(point.plan.compute_steps, point.predicted_error)
-        for point in profile_frontier(policy).points
-    ]
-    return replace(policy, frontier=tuple(known))
+    return with_frontier(sampling.policy(profile=profile))
 
 
 def follow(sampling: RingSampling, policy: Policy, *, target: Any = None, **call: Any) -> float:
@@ -95,25 +89,25 @@ def check_transfer(policy: Policy, name: str, budget: int, **call: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("profile", "run"),
+    ("profile", "run", "num_steps"),
     [
-        ("Euler", "UniPC"),
-        ("UniPC", "Euler"),
-        ("Euler", "DPM++ of a flow"),
-        ("CogVideoX", "CogVideoX"),
-        ("DDIM", "DPM++"),
-        ("DDIM", "DEIS"),
-        ("DDIM, v", "DPM++, v"),
-        ("DDIM, data", "DDIM, data"),
-        ("DDIM", "scaled Euler"),
-        ("scaled Euler", "DDIM"),
-        ("DDIM, v", "scaled Euler, v"),
+        ("Euler", "UniPC", STEPS),
+        ("UniPC", "Euler", 14),
+        ("Euler", "DPM++ of a flow", 14),
+        ("CogVideoX", "CogVideoX", 14),
+        ("DDIM, data", "DDIM, data", 14),
+        ("DDIM", "DPM++", STEPS),
+        ("DDIM", "DPM++", 14),
+        ("DDIM", "DEIS", STEPS),
+        ("DDIM, v", "DPM++, v", 14),
+        ("DDIM", "scaled Euler", STEPS),
+        ("DDIM", "scaled Euler", 14),
+        ("scaled Euler", "DDIM", 14),
+        ("DDIM, v", "scaled Euler, v", STEPS),
     ],
 )
-@pytest.mark.parametrize("num_steps", [STEPS, 14])
 def test_from_one_scheduler_to_another(profile: str, run: str, num_steps: int) -> None:
-    policy, budget = profiled(profile), num_steps // 2
-    check_transfer(policy, run, budget, num_inference_steps=num_steps)
+    check_transfer(profiled(profile), run, num_steps // 2, num_inference_steps=num_steps)
 
 
 LEVELS: list[tuple[str, dict[str, Any]]] = [

@@ -157,16 +157,6 @@ class Frontier:
             f"no plan with {compute_steps} computed steps: the frontier has {low} to {high}"
         )
 
-    def within(self, max_error: float) -> FrontierPoint:
-        """The point with the fewest computed steps whose predicted error is within a limit."""
-        for point in self.points:
-            if point.predicted_error <= max_error:
-                return point
-        best = min(point.predicted_error for point in self.points)
-        raise ValueError(
-            f"no plan has a predicted error within {max_error:g}; the lowest is {best:g}"
-        )
-
 
 def solve_frontier(
     gram: Gram,
