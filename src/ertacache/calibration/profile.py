@@ -135,7 +135,7 @@ def check_continued(known: Policy, session: Session) -> None:
         guidance=dict(was.guidance) | call_guidance(session),
     )
     reasons = [str(difference) for difference in was.compare(now)]
-    whole = known.profile.schedule.begun  # image to image takes fewer steps than it is asked for
+    whole = known.profile.schedule.begun  # image to image takes fewer than num_inference_steps
     if whole and isinstance(steps, int) and steps != known.profile.num_steps:
         reasons.append(f"num_inference_steps is {steps}, was {known.profile.num_steps}")
     if reasons:
