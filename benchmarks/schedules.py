@@ -43,7 +43,6 @@ from ertacache.calibration.refit import refit_budget
 from ertacache.calibration.session import HELDOUT_SEED, Session, number_runs
 from ertacache.calibration.trial import measure_fits, with_frontier
 from ertacache.calibration.validate import Variant, measure
-from ertacache.core.frontier import KnownSchedule
 from ertacache.core.plans import Target
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
@@ -162,11 +161,7 @@ def own_plans(
         computed = Target(speedup=speedup).budget(profile.num_steps)
         assert computed is not None
         near = range(max(2, computed - NEAR), min(profile.num_steps, computed + NEAR) + 1)
-        points = profile_frontier(known, budgets=near).points
-        mine = replace(
-            known,
-            frontier=tuple(KnownSchedule(p.plan.compute_steps, p.predicted_error) for p in points),
-        )
+        mine = replace(known, frontier=profile_frontier(known, budgets=near).known)
         solved = PlanSolver(mine).solve(profile.schedule, computed)
         assert solved is not None
         reference = session.reference(runs[: options.refit_prompts])

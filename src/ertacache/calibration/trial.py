@@ -19,7 +19,6 @@ from ertacache.calibration.session import Reference, Session, group_runs
 from ertacache.core.distance import robust_distance, typical_distance
 from ertacache.core.frontier import (
     FrontierPoint,
-    KnownSchedule,
     MeasuredFit,
     solve_frontier,
 )
@@ -83,9 +82,7 @@ def trial_budgets(profile: Profile) -> list[int]:
 
 def with_frontier(policy: Policy) -> Policy:
     """The policy with the frontier of its profile, searched with the fits that it holds."""
-    points = profile_frontier(policy).points
-    known = (KnownSchedule(point.plan.compute_steps, point.predicted_error) for point in points)
-    return replace(policy, frontier=tuple(known))
+    return replace(policy, frontier=profile_frontier(policy).known)
 
 
 def regret(errors: Sequence[Sequence[float]]) -> list[float]:

@@ -147,6 +147,11 @@ class Frontier:
 
     points: tuple[FrontierPoint, ...]
 
+    @property
+    def known(self) -> tuple[KnownSchedule, ...]:
+        """The compute schedules without their coefficients, as a file keeps them."""
+        return tuple(KnownSchedule(p.plan.compute_steps, p.predicted_error) for p in self.points)
+
     def point(self, compute_steps: int) -> FrontierPoint:
         """The point with exactly this many computed steps."""
         for point in self.points:

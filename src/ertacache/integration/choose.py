@@ -176,4 +176,4 @@ def _other_run(plan: FittedPlan, schedule: Schedule, why: str) -> str:
 
 
 def _bytes(values: Tensor) -> bytes:
-    return values.detach().cpu().numpy().tobytes()
+    return values.detach().cpu().double().numpy().tobytes()  # numpy has no bfloat16

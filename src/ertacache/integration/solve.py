@@ -70,11 +70,7 @@ class PlanSolver:
     def known(self) -> Sequence[KnownSchedule]:
         """The frontier on the profiled schedule."""
         if not self._known:
-            found = profile_frontier(self.policy)
-            self._known = tuple(
-                KnownSchedule(point.plan.compute_steps, point.predicted_error)
-                for point in found.points
-            )
+            self._known = profile_frontier(self.policy).known
         return self._known
 
     def psnr(self, error: float) -> float:
