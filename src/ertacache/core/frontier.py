@@ -38,9 +38,7 @@ __all__ = [
 PLAIN = 1e6
 """A ridge so strong that a plan is plain reuse."""
 
-RIDGES = (1e-3, 1e-2, 1e-1, 1.0, PLAIN)
-"""Candidate ridges."""
-
+RIDGES = (1e-3, 1e-2, 1e-1, 1.0, PLAIN)  # candidates, if none was measured
 LONE_RIDGE = 1e-2  # with a single prompt nothing can be left out
 FOLDS = 8
 
