@@ -28,6 +28,7 @@ from ertacache.integration.microbatch import MicroBatch
 from ertacache.integration.private_api import Pipeline
 from ertacache.integration.record import Recording, record
 from ertacache.integration.stats import RunStats
+from ertacache.metrics.image import to_pixels
 
 __all__ = [
     "HELDOUT_SEED",
@@ -52,6 +53,14 @@ Progress = Callable[[int, int], None]
 
 Stage = Callable[[str], Progress | None]
 """Called with the name of a stage; returns what is called with its progress."""
+
+RESERVED = {
+    "generator": "and give seed=, the seed of the first prompt's noise",
+    "latents": "and give seed=, the seed of the first prompt's noise",
+    "output_type": "because results are compared as tensors",
+    "prompt": "and give a list of prompts as the second argument",
+}
+"""Arguments of the pipeline that a session sets, and what to do instead."""
 
 Phase = Literal["profile", "trial", "refit", "validation"]
 
@@ -215,9 +224,14 @@ class Session:
         """Keep how the pipeline is called; ``stage`` receives the progress of every stage.
 
         An argument given as a list, where the pipeline's takes none, is varied.
+
+        Raises:
+            ValueError: if an argument is given that the session sets itself.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        for name in RESERVED.keys() & (call or {}).keys():
+            raise ValueError(f"{name} is set for every prompt: leave it out, {RESERVED[name]}")
         self.pipe, self.batch_size = pipe, batch_size
         self.varied = _varied(pipe, call or {})
         self.call = {name: value for name, value in (call or {}).items() if name not in self.varied}
@@ -280,7 +294,7 @@ class Session:
         stats = None if handle is None else handle.stats.last
         computed = len(self.pipe.scheduler.timesteps) if stats is None else stats.computed_steps
         self.evaluations.add(phase, computed * len(runs))
-        return Generated(torch.as_tensor(result[0]).float().cpu(), seconds, stats)
+        return Generated(_pixels(result), seconds, stats)
 
     def _chooser(self, policy: Policy, target: Target) -> PlanChooser:
         """What chooses the plans of a policy; kept, so that each is solved once."""
@@ -341,10 +355,13 @@ class Session:
         """
         target = self.pipe if pipe is None else pipe
         micro_batch = MicroBatch(self.batch_size, prompts=len(runs))
-        with Handle(target, policy, stepper=stepper, micro_batch=micro_batch) as handle:
-            latents: Tensor = target(**self.arguments(runs, output_type="latent"))[0]
+        found: list[Tensor] = []  # not the result of the call: some pipelines decode all the same
+        with Handle(
+            target, policy, stepper=stepper, micro_batch=micro_batch, finished=found.append
+        ) as handle:
+            target(**self.arguments(runs, output_type="latent"))
         self.evaluations.add(phase, handle.stats.last.computed_steps * len(runs))
-        return latents
+        return found[-1]
 
 
 def _varied(pipe: Pipeline, call: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -360,6 +377,14 @@ def _varied(pipe: Pipeline, call: Mapping[str, Any]) -> dict[str, list[Any]]:
         if plain and value and "list" not in taken.lower() and name in parameters:
             found[name] = value
     return found
+
+
+def _pixels(result: Any) -> Tensor:
+    """The images or videos of a call: its first output, or itself if it is the batch."""
+    batch = isinstance(result, Tensor) or (
+        isinstance(result, list) and not isinstance(result[0], Tensor | list | tuple)
+    )
+    return to_pixels(result if batch else result[0]).float().cpu()
 
 
 def synchronized_time() -> float:

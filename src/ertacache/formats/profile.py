@@ -80,7 +80,7 @@ class ProfiledPrompt:
                 raise FormatError("arguments must be sorted by name, no name twice")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Profile:
     """Statistics of full runs over P prompts and T steps.
 
@@ -107,6 +107,11 @@ class Profile:
             experts = _check_expert_steps(self.expert_steps, self.num_steps)
             object.__setattr__(self, "expert_steps", experts)
 
+    def __repr__(self) -> str:
+        """What it is in one line, without its tensors."""
+        runs = f"{self.num_runs} run{'' if self.num_runs == 1 else 's'}"
+        return f"<profile of {runs} of {self.num_steps} steps>"
+
     @property
     def num_steps(self) -> int:
         """Number of sampling steps T."""
@@ -119,8 +124,9 @@ class Profile:
 
     def select(self, runs: list[ProfiledPrompt]) -> Profile:
         """The profile of some of its runs."""
-        places = [self.runs.index(run) for run in runs]
-        return replace(self, statistics=self.statistics.select(places), runs=tuple(runs))
+        place = {run: number for number, run in enumerate(self.runs)}
+        statistics = self.statistics.select([place[run] for run in runs])
+        return replace(self, statistics=statistics, runs=tuple(runs))
 
     def merge(self, *others: Profile) -> Profile:
         """Return the profile of all runs of this one and ``others``.

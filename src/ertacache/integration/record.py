@@ -5,14 +5,15 @@ Looks on and changes nothing. The pipeline's arguments are passed through.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from ertacache.core.gram import Schedule, Trajectory
-from ertacache.integration.identity import find_denoisers
-from ertacache.integration.private_api import Pipeline, Scheduler
+from ertacache.integration.identity import current_guidance, find_denoisers
+from ertacache.integration.private_api import Pipeline
 from ertacache.integration.schedulers import (
     SchedulerError,
     check_deterministic,
@@ -33,11 +34,13 @@ class Recording:
             shape (P, ...).
         schedule: what the scheduler does in it.
         expert_steps: the steps after 0 at which another network of the pipeline took over.
+        guidance: guidance arguments of the call.
     """
 
     run: Trajectory
     schedule: Schedule
     expert_steps: tuple[int, ...]
+    guidance: Mapping[str, tuple[float, ...]]
 
 
 def record(pipe: Pipeline, **call_kwargs: Any) -> Recording:
@@ -54,7 +57,7 @@ def record(pipe: Pipeline, **call_kwargs: Any) -> Recording:
     runs: list[_Recorder] = []
 
     def start() -> _Recorder:
-        runs.append(_Recorder(pipe.scheduler))
+        runs.append(_Recorder(pipe))
         return runs[-1]
 
     tracker = Tracker(pipe, find_denoisers(pipe), start=start)
@@ -76,11 +79,12 @@ _NO_STEP = (
 class _Recorder:
     """Follows one run and keeps what it sees."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.num_steps = len(scheduler.timesteps)
-        check_deterministic(scheduler, num_steps=self.num_steps)
-        self._scheduler = scheduler
-        self._schedule = read_schedule(scheduler)
+    def __init__(self, pipe: Pipeline) -> None:
+        self._pipe, self._scheduler = pipe, pipe.scheduler
+        self.num_steps = len(self._scheduler.timesteps)
+        check_deterministic(self._scheduler, num_steps=self.num_steps)
+        self._schedule = read_schedule(self._scheduler)
+        self._guidance: dict[str, tuple[float, ...]] = {}
         self._latents: list[Tensor] = []
         self._outputs: list[Tensor] = []
         self._begins: dict[int, int] = {}  # network: first step
@@ -95,6 +99,7 @@ class _Recorder:
             begin = first_step(self._scheduler, call.timestep)
             self._schedule = read_schedule(self._scheduler, begin=begin)
             self.num_steps = self._schedule.num_steps
+            self._guidance = current_guidance(self._pipe)
         # Copies: what a pipeline does to its latents later must not reach the record.
         self._latents[call.step :] = [call.sample.detach().clone()]
         self._outputs.append(call.model_output.detach().clone())
@@ -117,4 +122,5 @@ class _Recorder:
                 "schedule: only runs to the last step can be recorded"
             )
         run = Trajectory(tuple(self._latents), tuple(self._outputs))
-        return Recording(run, self._schedule, tuple(sorted({*self._begins.values()} - {0})))
+        experts = tuple(sorted({*self._begins.values()} - {0}))
+        return Recording(run, self._schedule, experts, self._guidance)

@@ -43,6 +43,7 @@ class RunSetup:
         forms: of the scheduler's results.
         cache_device: where outputs are kept; None leaves them where they are.
         stepper: takes the place of the plan's own for one whole run.
+        finished: called with the last latent of a run; None if nobody wants it.
     """
 
     pipe: Pipeline
@@ -51,6 +52,7 @@ class RunSetup:
     forms: StepForms
     cache_device: torch.device | None
     stepper: Stepper | None
+    finished: Callable[[Tensor], None] | None = None
 
 
 class PolicyRun:
@@ -166,6 +168,8 @@ class PolicyRun:
         self._reusing = self._reshaped = False
         if call.step + 1 == self.num_steps:
             self._setup.warnings.watch_latent(result[0])
+            if self._setup.finished is not None:
+                self._setup.finished(result[0])
         return result
 
     def _take(self, call: StepCall) -> Any:
@@ -228,10 +232,8 @@ class PolicyRun:
                 self.plan.plan.check_shape(tuple(call.sample.shape[1:]))
             except ValueError as cause:
                 raise PolicyError(str(cause)) from None
-        if setup.warnings.first("differences"):
-            warn_of_differences(
-                run_differences(setup.chooser.policy, setup.pipe, sample=call.sample)
-            )
+        found = run_differences(setup.chooser.policy, setup.pipe, sample=call.sample)
+        warn_of_differences([d for d in found if setup.warnings.first(f"difference: {d.field}")])
 
     def _check_later_step(self, call: StepCall) -> None:
         reporter = self._setup.warnings

@@ -32,6 +32,11 @@ _INPUT = (
     "that changes guidance during a run is right only if the policy was calibrated with it; "
     "calibrate with the arguments of this call"
 )
+_NO_EFFECT = (
+    "the policy had no effect, and every step was computed: the loop called the network {calls} "
+    "times, but never {method} of pipe.scheduler (that of a copy does not count); call its "
+    "set_timesteps before the loop, and its step for every update of the latent"
+)
 _SHAPE = (
     "the latent changed its shape from {before} to {now} at step {step}, so the cached outputs do "
     "not fit: the rest of the run is computed; detach the policy for such runs"
@@ -88,6 +93,10 @@ class RunWarnings:
     def warn_of_shape(self, step: int, *, now: torch.Size, before: torch.Size) -> None:
         """The latent changed its shape within a run."""
         self._warn("shape", _SHAPE.format(step=step, now=tuple(now), before=tuple(before)))
+
+    def warn_of_no_effect(self, method: str, calls: int) -> None:
+        """A loop did without a method of the scheduler, so that no step of it was seen."""
+        self._warn("no effect", _NO_EFFECT.format(method=method, calls=calls))
 
     def first(self, kind: str) -> bool:
         """Return whether ``kind`` was not reported before; from now on it was."""
