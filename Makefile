@@ -48,7 +48,7 @@ bench: setup
 	$(BIN)/python benchmarks/errormaps.py
 	for model in $(MODELS); do $(BIN)/python benchmarks/overhead.py $$model || exit 1; done
 	$(BIN)/python -m training.reference reference
-	$(foreach model,$(MODELS),$(BIN)/ertacache bench $(model) $(REFERENCE_$(model)) -o results/bench-$(model).json &&) true
+	$(foreach model,$(MODELS),$(BIN)/ertacache bench $(model) $(REFERENCE_$(model)) --force -o results/bench-$(model).json &&) true
 	$(BIN)/python benchmarks/pareto.py
 	$(BIN)/python -m tests.compatibility
 	$(BIN)/python benchmarks/tables.py

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,27 @@ def test_a_full_disk_leaves_the_old_results(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == left
         write_results(path, {"model": "m"}, [EMPTY])
     assert read_results(path) == ({"model": "m"}, [EMPTY])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("psnr_db", "40"),
+        ("psnr_low", float("nan")),
+        ("flops_ratio", "<b>"),
+        ("fid", {}),
+        ("knob", []),
+        ("method", None),
+        ("budget", True),
+        ("steps", 1.5),
+        ("extra", 1),
+    ],
+)
+def test_a_results_file_that_was_edited_by_hand(tmp_path: Path, key: str, value: object) -> None:
+    path = tmp_path / "bench.json"
+    row = replace(EMPTY, psnr=Interval(40.0, 39.0, 41.0)).to_json()
+    path.write_text(json.dumps({"rows": [row]}))
+    read_results(path)
+    path.write_text(json.dumps({"rows": [row | {key: value}]}))
+    with pytest.raises(ValueError, match="is not a results file of `ertacache bench`"):
+        read_results(path)

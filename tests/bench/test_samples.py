@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from ertacache.bench.samples import SAMPLES, Samples, read_samples
 from tests.formats.faults import full_disk
@@ -18,14 +19,15 @@ def test_round_trip_of_images_and_videos(tmp_path: Path) -> None:
     first.add("full", 1.0, torch.zeros(2, 3, 4, 4), batch=1)
     first.save(["a", "b", "c", "d", "e"])
     again = Samples(path)  # as after an interruption
-    again.add("DBCache | fast", 1.5, torch.linspace(-1, 2, 4)[:, None, None, None, None])
+    videos = torch.linspace(-1, 2, 4)[:, None, None, None, None].expand(-1, -1, 3, -1, -1)
+    again.add("DBCache | fast", 1.5, videos)
     again.save(["a", "b", "c", "d", "e"])
     prompts, found = read_samples(path)
     assert prompts == ["a", "b", "c", "d"]
     assert set(found) == {("full", 1.0), ("DBCache | fast", 1.5)}
     assert found["full", 1.0].shape == (SAMPLES, 3, 4, 4)
     assert found["full", 1.0].unique().tolist() == [255]
-    assert found["DBCache | fast", 1.5].flatten().tolist() == [0, 0, 255, 255]
+    assert found["DBCache | fast", 1.5][:, 0, 0].flatten().tolist() == [0, 0, 255, 255]
 
 
 def test_all_images_are_stored_but_only_the_first_videos(tmp_path: Path) -> None:
@@ -53,3 +55,27 @@ def test_a_full_disk_leaves_the_old_samples(tmp_path: Path) -> None:
         kept.save(["a"])
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_damaged_file_of_samples_is_named_with_the_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "x.samples.safetensors"
+    samples = Samples(path)
+    samples.add("full", 1.0, torch.rand(1, 3, 8, 8))
+    samples.save(["a cat"])
+    whole = path.read_bytes()
+    for damaged in (
+        b"",
+        whole[:-1],
+        whole[:40],
+        b"{}" * 50,
+        whole.replace(b"1|0|full", b"1_0_full"),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="does not hold the samples of a benchmark: delete it"):
+            read_samples(path)
+    path.write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match="delete it"):
+        Samples(path)
+    path.write_bytes(save({"1|0|full": torch.rand(1, 3)}, metadata={"prompts": "[]"}))
+    with pytest.raises(ValueError, match="no image and no video"):
+        read_samples(path)

@@ -11,7 +11,7 @@ import pytest
 
 from ertacache.bench.bench import Bench
 from ertacache.bench.methods import IDENTIFIERS
-from ertacache.bench.results import BenchRow, Interval
+from ertacache.bench.results import BenchRow, Interval, write_results
 from ertacache.calibration.session import HELDOUT_SEED
 from ertacache.models.zoo import load_prompts
 from tests.cli.conftest import Refused, Run, messages
@@ -127,3 +127,32 @@ def test_prompts_and_steps_of_a_model_that_is_not_bundled(
     heldout.write_text("a cat\na red apple\n")
     line = refused(*arguments, "--steps", 4)
     assert "a held-out prompt is also a calibration prompt: 'a red apple'" in line
+
+
+@pytest.mark.usefixtures("no_model")
+def test_a_folder_or_a_policy_as_results_file(
+    policy_file: Path, refused: Refused, tmp_path: Path
+) -> None:
+    assert "cannot write '.': it is a folder" in refused("bench", "emoji-flux", "-o", ".")
+    before = policy_file.read_bytes()
+    assert "policy.json" in refused("bench", "emoji-flux", "-o", policy_file)
+    assert policy_file.read_bytes() == before
+
+
+def test_bench_over_a_file_that_would_be_lost(tmp_path: Path, refused: Refused, run: Run) -> None:
+    path = tmp_path / "bench.json"
+    arguments = ["bench", "emoji-flux", "--steps", 6, "--budgets", 2, "--methods", "uniform"]
+    arguments += ["--limit", 1, "--calibration", 2, "-o", path]
+    path.write_text('{"mine": 1}')
+    assert "is not a results file" in refused(*arguments, "--force")
+    assert path.read_text() == '{"mine": 1}'
+    write_results(path, {}, [ROW])
+    before = path.read_text()
+    assert "holds results that would be lost, for their journal is gone" in refused(*arguments)
+    assert path.read_text() == before
+    assert list(tmp_path.iterdir()) == [path]
+    assert run(*arguments, "--force").exit_code == 0
+    after = path.read_text()
+    assert after != before
+    assert run(*arguments, "--force").exit_code == 0  # from its journal
+    assert path.read_text() == after

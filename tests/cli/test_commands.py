@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -197,3 +200,45 @@ def test_a_command_is_a_function_of_the_module_of_its_name(name: str) -> None:
     assert getattr(ertacache.cli, name) is module
     assert callable(getattr(module, name))
     assert module.EXAMPLES
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.parametrize(
+    ("name", "before", "end"),
+    [
+        ("SIGTERM", "SIG_DFL", "interrupted"),
+        ("SIGHUP", "SIG_DFL", "interrupted"),
+        ("SIGHUP", "SIG_IGN", "went on"),
+    ],
+)
+def test_a_time_limit_or_a_closed_terminal_is_an_interrupt(
+    name: str, before: str, end: str
+) -> None:
+    """So that files are cleaned up and what is left is reported; under nohup a run goes on."""
+    code = f"""
+        import os, signal
+        signal.signal(signal.{name}, signal.{before})
+        import ertacache.cli as cli
+
+        def app():
+            try:
+                os.kill(os.getpid(), signal.{name})
+                print("went on")
+            except KeyboardInterrupt:
+                print("interrupted")
+
+        cli.app = app
+        cli.main()
+    """
+    assert python("-c", dedent(code)).stdout == f"{end}\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell of POSIX")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_closed_standard_streams(closed: str, policy_file: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.safetensors"
+    command = [sys.executable, "-m", "ertacache.cli", "solve", policy_file, "--speedup", 2]
+    line = shlex.join(map(str, [*command, "-o", new]))
+    done = subprocess.run(["sh", "-c", f"{line} {closed}"], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(Policy.load(new).plans) == 1

@@ -107,3 +107,13 @@ def test_a_stage_that_fails_has_no_end(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(ValueError, match="broken"):
         fail()
     assert capsys.readouterr().err == "load ...\n"
+
+
+def test_a_narrow_terminal_cuts_off_no_number(
+    policy_file: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = run("inspect", policy_file)
+    monkeypatch.setenv("COLUMNS", "40")
+    narrow = run("inspect", policy_file)
+    assert narrow.stdout == wide.stdout
+    assert "\u2026" not in narrow.stdout

@@ -56,3 +56,19 @@ def test_the_demo_runs_twice_and_loses_nothing(
     assert run("demo", "--force", "-o", tmp_path).exit_code == 0
     assert path.read_bytes() != before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_policy_of_the_demo_is_kept_if_its_images_cannot_be_written(
+    run: Run, calibrated_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, path = Policy.load(calibrated_file), tmp_path / "emoji-flux.safetensors"
+    monkeypatch.setattr(demo, "_calibrate", lambda *_: (policy, {"2x": policy.default}))
+    monkeypatch.setattr(demo, "_measure", lambda *_: ([], []))
+    monkeypatch.setattr(demo, "_print_results", lambda *_: None)
+
+    def draw(*_: object) -> None:
+        raise OSError(28, "No space left on device", "comparison.png")
+
+    monkeypatch.setattr(demo, "_draw", draw)
+    assert run("demo", "-o", tmp_path).exit_code == 2
+    assert len(Policy.load(path).plans) == 1

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ertacache.cli import loading
-from ertacache.cli.loading import MAX_LINE, read_prompts
+from ertacache.cli.loading import MAX_LINE, choose_prompts, read_prompts
+from ertacache.formats.profile import MAX_PROMPTS
 from tests.cli.conftest import Refused, Variant
 
 
@@ -100,3 +101,17 @@ def test_a_hundred_thousand_prompts_are_read(tmp_path: Path) -> None:
     prompts = [f"a cat of number {k}" for k in range(100_000)]
     path.write_text("\n".join(prompts))
     assert read_prompts(path) == prompts
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize("command", ["profile", "calibrate"])
+def test_100_000_prompts_are_refused_before_any_run(
+    command: str, tmp_path: Path, refused: Refused
+) -> None:
+    assert loading.MAX_PROMPTS == MAX_PROMPTS
+    path = tmp_path / "many.txt"
+    path.write_text("".join(f"a cat {number}\n" for number in range(100_000)))
+    line = refused(command, "emoji-flux", "--prompts", path, "-o", tmp_path / "new")
+    assert "has 100,000 prompts, and a profile holds at most 10,000 runs: give --limit" in line
+    assert list(tmp_path.iterdir()) == [path]
+    assert len(choose_prompts("emoji-flux", path, limit=MAX_PROMPTS)) == MAX_PROMPTS

@@ -137,7 +137,7 @@ def test_bad_input_is_one_line(
     assert "fid and kid compare two folders" in refused(
         "metrics", a / "same.png", b / "same.png", "--metric", "psnr,fid"
     )
-    assert "--json takes the name" in refused("metrics", a, b, "--json", tmp_path / "a.png")
+    assert "a.png': call it " in refused("metrics", a, b, "--json", tmp_path / "a.png")
     assert "there is no folder" in refused("metrics", a, b, "--json", tmp_path / "x" / "a.json")
     (tmp_path / "empty").mkdir()
     assert "contains no image" in refused("metrics", a, tmp_path / "empty", "--metric", "kid")

@@ -98,7 +98,7 @@ COMMANDS = {
     "solve": ["{policy}", "-o", "{new}"],
     "refit": ["{policy}", "-o", "{new}"],
     "generate": ["emoji-flux", "a cat", "--policy", "{policy}", "-o", "{new}"],
-    "bench": ["emoji-flux", "-o", "{new}"],
+    "bench": ["emoji-flux", "-o", "{new}.json"],
 }
 BAD_NUMBERS = {
     "--speedup": (["calibrate", "solve", "refit", "generate"], "nan inf 0 -2 0.5"),
@@ -143,7 +143,7 @@ def test_a_bad_number_is_refused_before_a_model_is_loaded(
     line = refused(command, *given, *paper, option, number)
     assert option in line
     assert number in line or "Input should be" in line
-    assert not new.exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_one_bad_number_of_several_is_refused(policy_file: Path, refused: Refused) -> None:
@@ -155,3 +155,11 @@ def test_one_bad_number_of_several_is_refused(policy_file: Path, refused: Refuse
 def test_arguments_that_the_command_sets_itself(name: str) -> None:
     with pytest.raises(ValueError, match=f"--arg cannot set '{name}'"):
         parse_arguments([f"{name}=x"])
+
+
+@pytest.mark.usefixtures("no_model")
+def test_an_argument_given_twice(tmp_path: Path, refused: Refused) -> None:
+    arguments = ["generate", "emoji-flux", "a cat", "-o", tmp_path / "a.png", "--arg", "height=48"]
+    line = refused(*arguments, "--height", 64)
+    assert "height is given twice: by an option of its own and by --arg" in line
+    assert "height is given twice by --arg" in refused(*arguments, "--arg", "height=64")

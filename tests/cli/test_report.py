@@ -25,6 +25,7 @@ def test_what_is_refused(tmp_path: Path, refused: Refused, monkeypatch: pytest.M
     absent = tmp_path / "absent.json"
     assert str(absent) in refused("report", absent, "-o", tmp_path / "page.html")
     assert "call it page.html" in refused("report", "a.json", "-o", "page.pdf")
+    assert "cannot write '.': it is a folder" in refused("report", "a.json", "-o", ".")
     monkeypatch.setattr(page, "make_page", lambda paths: "<html>")
     nowhere = tmp_path / "a" / "page.html"
     assert f"cannot write '{nowhere}'" in refused("report", "a.json", "-o", nowhere)

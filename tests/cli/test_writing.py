@@ -14,6 +14,7 @@ from PIL import Image
 from ertacache.bench.journal import Journal
 from ertacache.bench.results import write_results
 from ertacache.bench.samples import Samples
+from ertacache.cli import writing
 from ertacache.cli.writing import find_destination, side_by_side, slug, write
 from ertacache.formats.policy import Policy
 from ertacache.metrics.files import lossy_codec, read_media
@@ -37,6 +38,25 @@ def test_the_destination_of_results(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=name):
             find_destination(tmp_path / name, results=results, video=video)
+
+
+@pytest.mark.parametrize("name", ["file/out", "file/a.png", "file/more/a.png"])
+def test_generate_below_a_file_is_refused_before_any_run(
+    name: str, tmp_path: Path, refused: Refused
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    line = refused("generate", "emoji-flux", "a cat", "--steps", 2, "-o", tmp_path / name)
+    assert f"{str(tmp_path / 'file')!r} is not a folder" in line
+
+
+def test_generate_into_a_read_only_folder_is_refused_before_any_run(
+    tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may write all
+    for name in ("out", "a.png", "new/a.png"):
+        line = refused("generate", "emoji-flux", "a cat", "--steps", 2, "-o", tmp_path / name)
+        assert f"the folder {str(tmp_path)!r} cannot be written to" in line
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("text", ["..", "/etc/passwd", "a" * 500, "", "con\0", "Ünï\u202e"])
@@ -109,11 +129,28 @@ def test_an_image_or_a_video_on_a_full_disk(name: str, tmp_path: Path) -> None:
 
 def test_a_video_that_ffmpeg_cannot_write_says_why(tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg")
-    with pytest.raises(OSError, match="Invalid argument") as caught:
+    with pytest.raises(OSError, match="64x0") as caught:
         write(torch.rand(2, 3, 0, 64), tmp_path / "a.mp4")
     assert caught.value.strerror is not None
     assert not caught.value.strerror.startswith("[")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_video_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ffmpeg prints if not even the header of the file has space."""
+    lines = (
+        "[out#0/mp4 @ 0x2b] Could not write header: No space left on device",
+        "[out#0/mp4 @ 0x2b] Nothing was written into output file",
+    )
+    program = tmp_path / "ffmpeg"
+    program.write_text(
+        "#!/bin/sh\n" + "".join(f"echo '{line}' >&2\n" for line in lines) + "exit 228"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(writing, "check_video_writer", lambda: str(program))
+    with pytest.raises(OSError, match="No space left on device"):
+        write(torch.rand(2, 3, 8, 8), tmp_path / "a.mp4")
+    assert list(tmp_path.iterdir()) == [program]
 
 
 def test_generate_on_a_full_disk_leaves_no_truncated_image(tmp_path: Path, run: Run) -> None:

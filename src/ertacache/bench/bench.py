@@ -29,7 +29,14 @@ from ertacache.bench.contestants import (
 from ertacache.bench.cost import count_flops, live_bytes, watch_bytes
 from ertacache.bench.journal import Cost, Journal, Record
 from ertacache.bench.methods import METHODS
-from ertacache.bench.results import FULL, TRAJECTORY, BenchRow, measured_row, write_results
+from ertacache.bench.results import (
+    FULL,
+    TRAJECTORY,
+    BenchRow,
+    check_replaceable,
+    measured_row,
+    write_results,
+)
 from ertacache.bench.samples import Samples
 from ertacache.bench.workload import Workload
 from ertacache.calibration.session import Progress, Stage
@@ -57,6 +64,7 @@ class Bench:
         methods: names of the methods, all by default.
         command: the command that reproduces it, stored with the results.
         reference: folder of training images, to compute FID.
+        force: replace results whose journal is gone.
     """
 
     work: Workload
@@ -65,6 +73,7 @@ class Bench:
     methods: Sequence[str] = ()
     command: str = ""
     reference: Path | None = None
+    force: bool = False
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -82,6 +91,7 @@ class Bench:
             )
         if self.reference is not None:
             reference_images(self.reference)
+        check_replaceable(self.output, continued=self.journal_path.exists() or self.force)
 
     @property
     def journal_path(self) -> Path:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from ertacache.bench.journal import Record
 from ertacache.formats.files import write_whole
@@ -22,6 +22,7 @@ __all__ = [
     "TRAJECTORY",
     "BenchRow",
     "Interval",
+    "check_replaceable",
     "measured_row",
     "read_results",
     "write_results",
@@ -109,12 +110,32 @@ class BenchRow:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> BenchRow:
-        """The row of a results file."""
+        """The row of a results file.
+
+        Raises:
+            TypeError: a value is of the wrong type, or a key is missing or unknown.
+        """
         given = dict(row)
         for name in _INTERVALS:
             ends = [given.pop(key, None) for key in _interval_keys(name)]
             given[name] = None if None in ends else Interval(*ends)
-        return cls(setting=given.pop("knob", None), **given)
+        made = cls(setting=given.pop("knob", None), **given)
+        for name, kind in get_type_hints(cls).items():
+            if not _has_type(getattr(made, name), kind):
+                raise TypeError(f"{name} is {getattr(made, name)!r}")
+        return made
+
+
+def _has_type(value: object, kind: Any) -> bool:
+    """Whether a value from JSON fits a field; numbers must be finite."""
+    if kind is Interval:
+        return isinstance(value, Interval) and all(_has_type(end, float) for end in value)
+    if kind is float:
+        return _has_type(value, int) or (isinstance(value, float) and math.isfinite(value))
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    options = get_args(kind)  # of what may be None
+    return any(_has_type(value, one) for one in options) if options else isinstance(value, kind)
 
 
 def _interval_keys(name: str) -> tuple[str, str, str]:
@@ -205,3 +226,26 @@ def read_results(path: Path) -> tuple[dict[str, Any], list[BenchRow]]:
     except (ValueError, TypeError, KeyError, AttributeError) as cause:
         raise ValueError(f"{str(path)!r} is not a results file of `ertacache bench`") from cause
     return settings, rows
+
+
+def check_replaceable(path: Path, *, continued: bool) -> None:
+    """Raise if new results at ``path`` would lose a file.
+
+    Args:
+        path: the results file to write.
+        continued: whether a journal holds what the old results were made from.
+
+    Raises:
+        ValueError: a file of another kind is there, or results that nothing else holds.
+    """
+    if not path.exists():
+        return
+    try:
+        read_results(path)
+    except ValueError as cause:
+        raise ValueError(f"will not overwrite a file that is no benchmark: {cause}") from cause
+    if not continued:
+        raise ValueError(
+            f"{str(path)!r} holds results that would be lost, for their journal is gone: give "
+            "another file to write, or --force"
+        )

@@ -6,11 +6,12 @@ Pixels as bytes in one safetensors file. Of videos only the first prompts are st
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -26,9 +27,14 @@ class Samples:
     """Results by method, budget and batch, on disk batch by batch."""
 
     def __init__(self, path: Path) -> None:
-        """Open the samples of an interrupted benchmark, if there are any."""
+        """Open the samples of an interrupted benchmark, if there are any.
+
+        Raises:
+            ValueError: the file is damaged, or of another kind.
+        """
         self._path = path
-        self._kept: dict[str, Tensor] = load_file(path) if path.exists() else {}
+        with _readable(path):
+            self._kept: dict[str, Tensor] = load_file(path) if path.exists() else {}
 
     def add(self, method: str, budget: float, result: Tensor, *, batch: int = 0) -> None:
         """Add the results of a batch, values from 0 to 1."""
@@ -56,12 +62,34 @@ def _key(method: str, budget: float, batch: int) -> str:
 
 
 def read_samples(path: Path) -> tuple[list[str], dict[tuple[str, float], Tensor]]:
-    """The first prompts, and bytes of shape (prompts, ..., 3, height, width) by method, budget."""
-    with safe_open(path, "pt") as file:
-        prompts = json.loads(file.metadata()["prompts"])
+    """The first prompts, and bytes of shape (prompts, ..., 3, height, width) by method, budget.
+
+    Raises:
+        ValueError: the file is damaged, or of another kind.
+    """
+    with _readable(path), safe_open(path, "pt") as file:
+        prompts = [str(prompt) for prompt in json.loads(file.metadata()["prompts"])]
         found = {}
         for key in file.keys():  # noqa: SIM118  (not a dictionary)
             budget, batch, method = key.split("|", 2)
             if batch == "0":
-                found[method, float(budget)] = file.get_tensor(key)[:SAMPLES]
+                found[method, float(budget)] = _checked(file.get_tensor(key)[:SAMPLES])
     return prompts, found
+
+
+def _checked(levels: Tensor) -> Tensor:
+    """Images or videos as bytes, and nothing else."""
+    if levels.dtype != torch.uint8 or levels.ndim not in (4, 5) or levels.shape[-3] != 3:
+        raise ValueError(f"no image and no video: {levels.dtype}, {tuple(levels.shape)}")
+    return levels
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Report whatever is wrong with a file of samples, and the remedy."""
+    try:
+        yield
+    except (SafetensorError, ValueError, TypeError, KeyError) as cause:
+        raise ValueError(
+            f"{str(path)!r} does not hold the samples of a benchmark: delete it ({cause})"
+        ) from cause

@@ -6,6 +6,8 @@ command is a module with a function of its own name and ``EXAMPLES``, and a line
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -82,8 +84,15 @@ def _options(
 
 def main() -> None:
     """Run the command line of this process."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started the process
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="replace")  # a prompt must not end a run on an ASCII terminal
+    for name in ("SIGTERM", "SIGHUP"):  # of a job's time limit, or a closed terminal
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # not under nohup
+            signal.signal(number, signal.default_int_handler)
     app()

@@ -18,7 +18,8 @@ from ertacache.bench.methods import IDENTIFIERS, parse_methods
 from ertacache.cli.console import Stages, print_line, print_table
 from ertacache.cli.group import Interrupted, command_line
 from ertacache.cli.loading import choose_prompts, open_model, read_prompts, readable_failures
-from ertacache.cli.options import BatchSize, CallOptions, Model, PromptsFile, Seed
+from ertacache.cli.options import BatchSize, CallOptions, Force, Model, PromptsFile, Seed
+from ertacache.cli.writing import check_name
 
 if TYPE_CHECKING:
     from ertacache.bench.results import BenchRow, Interval
@@ -74,6 +75,7 @@ def bench(
     ] = None,
     seed: Seed = 0,
     batch_size: BatchSize = 8,
+    force: Force = False,
     call: CallOptions,
 ) -> None:
     """Compare all methods on held-out prompts.
@@ -81,6 +83,7 @@ def bench(
     Every measurement is saved as it is made, in a journal beside the results; the same command
     continues an interrupted run.
     """
+    check_name(output, ".json")
     wanted = [] if methods is None else parse_methods(methods)
     speedups = _numbers(budgets)
     fitted = choose_prompts(model, prompts, limit=calibration)
@@ -96,7 +99,7 @@ def bench(
     with readable_failures(call), Stages() as stage:
         session = Session(pipe, arguments, batch_size=batch_size, stage=stage)
         work, command = Workload(model, session, *runs), command_line(context)
-        measured = Bench(work, output, speedups, wanted, command, reference)
+        measured = Bench(work, output, speedups, wanted, command, reference, force)
         with _keeping_journal(measured.journal_path):
             rows = measured.run(stage)
     _print_rows(rows)

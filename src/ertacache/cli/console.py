@@ -32,7 +32,7 @@ __all__ = [
 
 COMPUTED, REUSED = "█", "·"
 PLAIN_COMPUTED, PLAIN_REUSED = "#", "."  # where the output has no such characters
-PLAIN_WIDTH = 200  # columns of a table in a file or a pipe
+ANY_WIDTH = 100_000  # columns: a narrow terminal wraps a table, and does not cut off its numbers
 SECONDS_APART = 10.0  # two lines of progress, where there is no terminal
 
 
@@ -40,16 +40,13 @@ def _console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    console = Console(
+    return Console(
         file=stream,
         color_system=None if os.environ.get("NO_COLOR") else "auto",
         highlight=False,
         markup=False,
         emoji=False,
     )
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = PLAIN_WIDTH
-    return console
 
 
 def print_line(*parts: str | Text) -> None:
@@ -82,7 +79,9 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str 
         table.add_column(column, justify="left" if place == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    _console().print(table)
+    console = _console()
+    console.width = ANY_WIDTH
+    console.print(table)
     print_line("")
 
 

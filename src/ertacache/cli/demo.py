@@ -58,12 +58,12 @@ def demo(
         policy, plans = _calibrate(pipe, prompts, arguments, stage)
         session = Session(pipe, arguments, batch_size=4, stage=stage)
         variants, images = _measure(session, policy, plans, heldout)
-    path = output / "comparison.png"
     _print_results(variants, images)
-    _draw(variants, images, path)
-    print_line(f"The images: {path}")
     file.save(replace(policy, plans=tuple(plans.values())))
     print_line(f"The policy: {file.path}")
+    path = output / "comparison.png"
+    _draw(variants, images, path)
+    print_line(f"The images: {path}")
 
 
 def _calibrate(

@@ -29,6 +29,7 @@ __all__ = [
 
 MAX_FILE = 64 << 20  # bytes of a file of prompts
 MAX_LINE = 10_000  # characters of a prompt
+MAX_PROMPTS = 10_000  # of a profile, whose own constant is not read here: that would import torch
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
@@ -71,7 +72,13 @@ def choose_prompts(model: str, path: Path | None, *, limit: int | None = None) -
         prompts = load_prompts(model, "calibration")
     else:
         raise ValueError(f"{model!r} comes with no prompts: give a file with --prompts")
-    return prompts[:limit]
+    chosen = prompts[:limit]
+    if len(chosen) > MAX_PROMPTS:
+        raise ValueError(
+            f"{str(path)!r} has {len(chosen):,} prompts, and a profile holds at most "
+            f"{MAX_PROMPTS:,} runs: give --limit"
+        )
+    return chosen
 
 
 def check_continued(path: Path | None, pipe: Any, arguments: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ import typer
 import ertacache
 from ertacache.cli.console import Stages, print_line, print_table
 from ertacache.cli.group import command_line, one_line
-from ertacache.cli.writing import check_folder
+from ertacache.cli.writing import check_folder, check_name
 from ertacache.formats.files import write_whole
 
 if TYPE_CHECKING:
@@ -101,11 +101,9 @@ def metrics(
 
 
 def _check_json(path: Path | None) -> None:
-    if path is None:
-        return
-    if path.suffix.lower() != ".json" or path.is_dir():
-        raise ValueError(f"--json takes the name of a .json file, not {str(path)!r}")
-    check_folder(path)
+    if path is not None:
+        check_name(path, ".json")
+        check_folder(path)
 
 
 def _check_folders(*paths: Path) -> None:

@@ -151,7 +151,11 @@ class CallOptions:
             "num_frames": self.frames,
         }
         chosen = {name: value for name, value in named.items() if value is not None}
-        return parse_arguments(self.arguments or ()) | chosen
+        further = parse_arguments(self.arguments or ())
+        for name in chosen:
+            if name in further:
+                raise ValueError(f"{name} is given twice: by an option of its own and by --arg")
+        return further | chosen
 
     def __str__(self) -> str:
         """The pipeline's arguments as they were given on the command line."""
@@ -372,6 +376,8 @@ def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
             raise ValueError(f"--arg takes NAME=VALUE, got {text!r}")
         if name in RESERVED:
             raise ValueError(f"--arg cannot set {name!r}: the command does")
+        if name in found:
+            raise ValueError(f"{name} is given twice by --arg")
         try:
             found[name] = json.loads(value)
         except ValueError:

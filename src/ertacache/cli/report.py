@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ertacache.cli.console import print_line
-from ertacache.cli.writing import check_folder
+from ertacache.cli.writing import check_folder, check_name
 from ertacache.formats.files import write_whole
 
 __all__ = ["EXAMPLES", "report"]
@@ -33,8 +33,7 @@ def report(
         raise ValueError("a report needs matplotlib: pip install 'ertacache[plots]'")
     from ertacache.report.page import make_page
 
-    if output.suffix not in (".html", ".htm"):
-        raise ValueError(f"the page is HTML: call it {output.with_suffix('.html')}")
+    check_name(output, ".html", ".htm")
     check_folder(output)
     write_whole(output, make_page(results))
     print_line(f"Report in {output}")

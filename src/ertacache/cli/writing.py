@@ -33,6 +33,7 @@ __all__ = [
     "Destination",
     "Output",
     "check_folder",
+    "check_name",
     "check_video_writer",
     "find_destination",
     "keeping_profile",
@@ -57,6 +58,20 @@ def check_folder(path: Path) -> None:
         raise ValueError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
     if not os.access(folder, os.W_OK):
         raise ValueError(f"cannot write {str(path)!r}: the folder cannot be written to")
+
+
+def check_name(path: Path, *suffixes: str) -> None:
+    """Raise unless a file to write is no folder, and has one of the suffixes.
+
+    Example:
+        >>> check_name(Path("page.pdf"), ".html")
+        Traceback (most recent call last):
+        ValueError: cannot write 'page.pdf': call it page.html
+    """
+    if path.is_dir():
+        raise ValueError(f"cannot write {str(path)!r}: it is a folder")
+    if path.suffix.lower() not in suffixes:
+        raise ValueError(f"cannot write {str(path)!r}: call it {path.with_suffix(suffixes[0])}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,14 +172,27 @@ def find_destination(path: Path, *, results: int, video: bool) -> Destination:
     suffix, what = (".mp4", "videos") if video else (".png", "images")
     found = path.suffix.lower()
     if path.is_dir() or found not in {".png", ".mp4", *_FOREIGN}:
-        if path.exists() and not path.is_dir():
-            raise ValueError(f"cannot write into {str(path)!r}: it is not a folder")
+        _check_place(path)
         return Destination(path, suffix, single=False)
     if found != suffix:
         raise ValueError(f"{what} are written as {suffix} files, not {path.name!r}")
     if results > 1:
         raise ValueError(f"{results} {what} do not go into one file: give a folder, not {path!s}")
+    _check_place(path.parent)
     return Destination(path, suffix, single=True)
+
+
+def _check_place(folder: Path) -> None:
+    """Raise unless a folder can be written to, or made."""
+    there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir():
+        raise ValueError(f"cannot write into {str(folder)!r}: {str(there)!r} is not a folder")
+    if not os.access(there, os.W_OK):
+        raise ValueError(
+            f"cannot write into {str(folder)!r}: the folder {str(there)!r} cannot be written to"
+        )
 
 
 def slug(text: str) -> str:
@@ -238,6 +266,7 @@ def _encode(video: Tensor, path: Path, fps: int, codec: str) -> None:
     frames = to_levels(video).movedim(-3, -1).contiguous().numpy().tobytes()
     done = subprocess.run([*command, str(path)], input=frames, capture_output=True, check=False)
     if done.returncode != 0:
-        lines = done.stderr.decode(errors="replace").split("\n")
-        reason = next((line.split("] ", 1)[-1] for line in reversed(lines) if line.strip()), "")
+        # The first line is the cause, the others are what follows from it.
+        first = done.stderr.decode(errors="replace").strip().split("\n")[0]
+        reason = first.split("] ", 1)[-1]
         raise OSError(EIO, reason or f"ffmpeg ended with {done.returncode}")
