@@ -25,7 +25,8 @@ from ertacache.calibration.session import (
 )
 from ertacache.calibration.solve import solve
 from ertacache.core.plans import TrajectoryPlan
-from ertacache.core.steppers import RefitStepper, Stepper
+from ertacache.core.sampler import Stepper
+from ertacache.core.steppers import RefitStepper
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import ProfiledPrompt
 from tests.calibration.conftest import (

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ertacache.core import frontier as module
+from ertacache.core import search as module
 from ertacache.core.flows import shifted_sigmas
 from ertacache.core.frontier import (
     PLAIN,
@@ -20,14 +20,12 @@ from ertacache.core.frontier import (
     MeasuredFit,
     choose_fits,
     leave_out_errors,
-    map_schedule,
-    search_schedules,
     solve_frontier,
-    spread_schedule,
 )
 from ertacache.core.gram import Gram, profile_run
 from ertacache.core.plans import check_compute_steps
 from ertacache.core.sampler import run_reference
+from ertacache.core.search import map_schedule, search_schedules, spread_schedule
 from ertacache.core.simulate import Fit, System, fit_plans, schedule_mask
 from tests.core.rings import Bench, bench, plain_plan, predicted_errors, solved_third
 from tests.core.solvers import euler_update

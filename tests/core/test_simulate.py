@@ -126,9 +126,7 @@ def test_the_derivation_holds_for_explicit_disturbances(history: int, sensitivit
     plan = refitted(
         disturbed, full.latents, sigmas=SIGMAS, compute_steps=steps, nominal=NOMINAL, fit=fit
     )
-    torch.testing.assert_close(
-        plan.coefficients[:, 0], simulation.coefficients[0], rtol=1e-6, atol=1e-9
-    )
+    torch.testing.assert_close(plan.coefficients, simulation.coefficients[0], rtol=1e-6, atol=1e-9)
     latents = run(disturbed, start, TrajectoryStepper(plan), sigmas=SIGMAS)
     measured = [rmse(x, y) for x, y in zip(latents, full.latents, strict=True)]
     assert simulation.errors[0].tolist() == pytest.approx(measured, rel=1e-6, abs=2e-7)
@@ -172,8 +170,8 @@ def random_problem(batch: int, size: int) -> tuple[Tensor, Tensor]:
 
 def test_without_a_ridge_the_latent_is_nominal_and_the_rest_optimal() -> None:
     A, b = random_problem(3, 4)
-    nominal = torch.tensor([0.7, -0.1], dtype=torch.float64)
-    z = solve_ridge(A, b, nominal, ridge=0.0)
+    prior = torch.tensor([0.7, -0.1, 0, 0], dtype=torch.float64).expand(3, -1)
+    z = solve_ridge(A, b, prior, ridge=0.0)
     assert torch.equal(z[:, 0], torch.full((3,), 0.7, dtype=torch.float64))
     gradient = torch.einsum("bij,bj->bi", A, z) - b
     assert gradient[:, 1:].abs().max() < 1e-8
@@ -181,16 +179,16 @@ def test_without_a_ridge_the_latent_is_nominal_and_the_rest_optimal() -> None:
 
 def test_a_strong_ridge_ends_at_the_nominal_update() -> None:
     A, b = random_problem(3, 4)
-    nominal = torch.tensor([0.7, -0.1], dtype=torch.float64)
-    z = solve_ridge(A, b, nominal, ridge=1e9)
+    prior = torch.tensor([0.7, -0.1, 0, 0], dtype=torch.float64).expand(3, -1)
+    z = solve_ridge(A, b, prior, ridge=1e9)
     assert torch.allclose(z, torch.tensor([0.7, -0.1, 0, 0]).double(), atol=1e-8)
 
 
 def test_an_output_that_does_not_exist_gets_no_weight() -> None:
     A, b = random_problem(2, 4)
     A[:, 3, :] = A[:, :, 3] = b[:, 3] = 0
-    nominal = torch.tensor([1.0, -0.1], dtype=torch.float64)
-    z = solve_ridge(A, b, nominal, ridge=1e-3)
-    shorter = solve_ridge(A[:, :3, :3], b[:, :3], nominal, ridge=1e-3)
+    prior = torch.tensor([1.0, -0.1, 0, 0], dtype=torch.float64).expand(2, -1)
+    z = solve_ridge(A, b, prior, ridge=1e-3)
+    shorter = solve_ridge(A[:, :3, :3], b[:, :3], prior[:, :3], ridge=1e-3)
     assert torch.equal(z[:, 3], torch.zeros(2, dtype=torch.float64))
     assert torch.allclose(z[:, :3], shorter, atol=1e-10)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ertacache.core.distance import distances
 from ertacache.core.flows import GaussianRing, rmse, shifted_sigmas
-from ertacache.core.frontier import spread_schedule
 from ertacache.core.gram import Trajectory, profile_run
 from ertacache.core.paper import (
     RectifyMode,
@@ -27,15 +26,14 @@ from ertacache.core.paper import (
     search_profile,
     step_scale,
 )
+from ertacache.core.paper_steppers import GainFit, PaperStepper, ThresholdSearch
 from ertacache.core.plans import PaperPlan, Reuse, TrajectoryPlan, uniform_schedule
 from ertacache.core.sampler import Euler, SolverFactory, run, run_reference
+from ertacache.core.search import spread_schedule
 from ertacache.core.simulate import Fit, fit_plans
 from ertacache.core.steppers import (
     FullStepper,
-    GainFit,
-    PaperStepper,
     RefitStepper,
-    ThresholdSearch,
     TrajectoryStepper,
     combine,
     fit_step,
@@ -265,8 +263,8 @@ def test_a_fitted_step_by_hand() -> None:
     target = torch.tensor([[0.5, -2.0]])
     # The latent keeps its nominal coefficient; a ridge of 1 is the mean of fit and nominal.
     for ridge, a in ((0.0, -2.0), (1.0, -1.5), (1e9, -1.0)):
-        z = fit_step(x, [v], target, nominal=nominal, ridge=ridge)
-        assert z.tolist() == pytest.approx([1.0, a])
+        z = fit_step(x, [v], target, prior=nominal, ridge=ridge)
+        assert z[0].tolist() == pytest.approx([1.0, a])
 
 
 # Algorithm 2

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ertacache.core.gram import Schedule
 from ertacache.core.plans import Target
-from ertacache.core.steppers import Stepper
+from ertacache.core.sampler import Stepper
 from ertacache.formats.policy import Policy, PolicyError
 from ertacache.formats.profile import ProfiledPrompt
 from ertacache.integration.attach import Handle

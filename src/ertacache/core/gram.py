@@ -121,7 +121,10 @@ class Gram:
 
     Attributes:
         products: mean over elements of the product of any two of the R = 2T + 1 vectors, one
-            symmetric matrix per prompt (or mean of prompts), shape (M, R, R), float64.
+            symmetric matrix per prompt (or mean of prompts), shape (M, R, R), float64. With
+            groups, sums over those of a group, divided by all: one matrix after the other for
+            the groups of a prompt, which add up to that of the prompt.
+        groups: number of groups, a divisor of M.
 
     Example:
         >>> gram = Gram(torch.eye(5, dtype=torch.float64)[None])
@@ -132,6 +135,12 @@ class Gram:
     """
 
     products: Tensor
+    groups: int = 1
+
+    @property
+    def num_prompts(self) -> int:
+        """Number of prompts, or of means of prompts."""
+        return len(self.products) // self.groups
 
     @property
     def num_steps(self) -> int:
@@ -156,33 +165,44 @@ class Gram:
         return self.products[:, a, b]
 
     @property
+    def by_prompt(self) -> Tensor:
+        """The products by prompt and group, (prompts, groups, R, R)."""
+        return self.products.view(-1, self.groups, self.size, self.size)
+
+    @property
     def squares(self) -> Tensor:
         """Mean square of every vector, shape (M, R)."""
         return self.products.diagonal(dim1=1, dim2=2)
 
     def mean(self) -> Gram:
-        """One matrix, the mean of all."""
-        return Gram(self.products.mean(0, keepdim=True))
+        """One prompt, the mean of all."""
+        return Gram(self.by_prompt.mean(0), self.groups)
 
     def folds(self, count: int) -> tuple[Gram, Gram, Tensor]:
         """Split the prompts into folds: the means of each fold, of the rest, and the fold sizes.
 
         Prompt p is in fold ``p % count``. With one prompt the rest is that prompt itself.
         """
-        P = len(self.products)
+        P, by_group = self.num_prompts, self.by_prompt
         fold = torch.arange(P) % count
         size = torch.bincount(fold).double()
-        column = size[:, None, None]
-        held = torch.zeros(count, self.size, self.size, dtype=torch.float64)
-        held.index_add_(0, fold, self.products)
+        column = size[:, None, None, None]
+        held = torch.zeros(count, *by_group.shape[1:], dtype=torch.float64)
+        held.index_add_(0, fold, by_group)
         rest = (held.sum(0) - held) / (P - column) if P > 1 else held
-        return Gram(held / column), Gram(rest), size
+        parts = (held / column, rest)
+        mine, others = (Gram(part.flatten(0, 1), self.groups) for part in parts)
+        return mine, others, size
 
     def output_rate(self) -> Tensor:
-        """``|v_k - v_{k-1}|^2 / |x_k - x_{k-1}|^2``, shape (M, T); 0 at step 0."""
+        """``|v_k - v_{k-1}|^2 / |x_k - x_{k-1}|^2``, shape (M, T); 0 at step 0.
+
+        With groups v is that of a group, and x the whole latent.
+        """
         T, squares = self.num_steps, self.squares
         moved = squares[:, 1:] + squares[:, :-1] - 2 * self.products.diagonal(1, dim1=1, dim2=2)
         x, v = moved[:, : T - 1], moved[:, T + 1 :]
+        x = x.view(-1, self.groups, T - 1).sum(1).repeat_interleave(self.groups, 0)
         rate = v.clamp_min(0) / x.clamp_min(torch.finfo(x.dtype).tiny)
         return torch.cat([torch.zeros_like(squares[:, :1]), rate.where(x > 0, 0.0)], dim=1)
 
@@ -196,7 +216,7 @@ class Gram:
 
     def combined(self, rows: Tensor) -> Gram:
         """Products of combinations of the vectors: ``W G W^T`` for the rows of W, (R', R)."""
-        return Gram(_symmetric(rows @ self.products @ rows.mT))
+        return Gram(_symmetric(rows @ self.products @ rows.mT), self.groups)
 
 
 @dataclass(frozen=True, eq=False)

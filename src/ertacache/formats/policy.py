@@ -18,7 +18,7 @@ from ertacache.core.simulate import Fit
 from ertacache.formats.container import Document, open_document, open_regular, pack, write_atomic
 from ertacache.formats.fingerprint import Fingerprint
 from ertacache.formats.fitted import OWN_ROW, FittedPlan, ValidationRow
-from ertacache.formats.profile import Profile
+from ertacache.formats.profile import Profile, groups_to_json, take_groups
 from ertacache.formats.schema import (
     MAX_STEPS,
     FormatError,
@@ -46,7 +46,9 @@ _FIELDS: dict[str, tuple[type, ...]] = {
 _FIT: dict[str, tuple[type, ...]] = {
     "computed_steps": (int,),
     "error_ratio": _NUMBER,
+    "groups": (dict,),
     "history": (int,),
+    "order": (int,),
     "ridge": _NUMBER,
     "sensitivity": _NUMBER,
     "uniform": (bool,),
@@ -306,7 +308,9 @@ def _fit_to_json(found: MeasuredFit) -> dict[str, object]:
     return {
         "computed_steps": found.computed,
         "error_ratio": float(found.error_ratio),
+        "groups": groups_to_json(found.fit.groups),
         "history": found.fit.history,
+        "order": found.fit.order,
         "ridge": float(found.fit.ridge),
         "sensitivity": float(found.fit.sensitivity),
         "uniform": found.uniform,
@@ -315,7 +319,13 @@ def _fit_to_json(found: MeasuredFit) -> dict[str, object]:
 
 def _take_fit(value: object, place: int) -> MeasuredFit:
     record = take_record(value, _FIT, f"fits[{place}]")
-    fit = Fit(record["history"], float(record["ridge"]), float(record["sensitivity"]))
+    fit = Fit(
+        record["history"],
+        float(record["ridge"]),
+        float(record["sensitivity"]),
+        record["order"],
+        take_groups(record["groups"], f"fits[{place}].groups"),
+    )
     return MeasuredFit(
         record["computed_steps"], fit, float(record["error_ratio"]), record["uniform"]
     )

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ertacache.core.steppers import FullStepper, Stepper, combine, make_stepper
+from ertacache.core.sampler import Stepper
+from ertacache.core.steppers import FullStepper, combine, make_stepper
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import PolicyError
 from ertacache.integration.choose import PlanChooser
