@@ -30,6 +30,7 @@ from ertacache.bench.contestants import Contestant, baseline_contestants, policy
 from ertacache.bench.journal import Journal
 from ertacache.bench.workload import Workload
 from ertacache.calibration.session import HELDOUT_SEED, Session, number_runs
+from ertacache.formats.files import draft
 from ertacache.metrics import psnr
 from ertacache.models import MODELS, load_pipeline, load_prompts
 from ertacache.report.grids import difference, grid
@@ -102,7 +103,8 @@ def measure_model(name: str, options: argparse.Namespace) -> Row:
     drawn, methods = compare(work, options.gain)
     scale = max(1, round(SIDE / model.size[1]))
     options.images.mkdir(parents=True, exist_ok=True)
-    grid(drawn, scale=scale).save(options.images / f"error-maps-{name}.png", optimize=True)
+    with draft(options.images / f"error-maps-{name}.png") as made:
+        grid(drawn, scale=scale).save(made, optimize=True)
     return {
         "model": name,
         "budget": BUDGET,

@@ -30,6 +30,7 @@ from ertacache.core.sampler import run, run_reference
 from ertacache.core.search import spread_schedule
 from ertacache.core.simulate import Fit
 from ertacache.core.steppers import RefitStepper, make_stepper
+from ertacache.formats.files import draft, write_whole
 
 ROOT = Path(__file__).parent.parent
 CASES = [(radius, width, steps) for radius, width in ((2.0, 0.3), (4.0, 0.1)) for steps in (30, 50)]
@@ -167,7 +168,8 @@ def draw(case: Case, budget: int, path: Path) -> None:
         axis.set_title(f"{name}\n{result.computed} of {full.num_steps} steps, RMSE {error:.4f}")
         axis.set(aspect="equal", xlim=(-3, 3), ylim=(-3, 3))
         axis.set_axis_off()
-    figure.savefig(path, dpi=110)
+    with draft(path) as made:
+        figure.savefig(made, dpi=110)
     plt.close(figure)
 
 
@@ -192,7 +194,7 @@ def main(arguments: list[str] | None = None) -> None:
         "calibration_prompts": 16,
         "cases": cases,
     }
-    options.results.write_text(json.dumps(record, indent=1) + "\n")
+    write_whole(options.results, json.dumps(record, indent=1) + "\n")
     draw(make_case(2.0, 0.3, 30), 8, options.images / "trajectories.png")
     print(json.dumps(record, separators=(",", ":")))
 

@@ -22,6 +22,7 @@ from ertacache.core.flows import GaussianRing, shifted_sigmas
 from ertacache.core.frontier import solve_frontier
 from ertacache.core.gram import Gram, profile_run
 from ertacache.core.sampler import run_reference
+from ertacache.formats.files import write_whole
 
 ROOT = Path(__file__).parent.parent
 STEPS, PROMPTS, REPEATS = 50, 32, 5
@@ -71,7 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
         "threads": 1,
         "rows": rows,
     }
-    options.results.write_text(json.dumps(record, indent=1) + "\n")
+    write_whole(options.results, json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, separators=(",", ":")))
 
 

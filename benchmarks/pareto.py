@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 
 from benchtables import bench_files
+from plots import save
 from rows import RESULTS, ROOT
 
 from ertacache.bench.results import read_results
@@ -31,8 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     written = []
     for name, path in bench_files(options.results).items():
         image = options.images / f"pareto-{name}.png"
-        figure = draw_pareto(read_results(path)[1])
-        figure.savefig(image, dpi=120, bbox_inches="tight", metadata={"Software": None})
+        save(draw_pareto(read_results(path)[1]), image)
         written.append(image.name)
     print(json.dumps(written, separators=(",", ":")))
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from rows import Row
 
+from ertacache.formats.files import draft
+
 # Colour, marker, line, and a factor that keeps points at the same number apart.
 LINES = {
     "trajectory": ("black", "o", "-", 1.06),
@@ -19,7 +21,8 @@ LINES = {
 def save(figure: Any, path: Path) -> None:
     """Write a figure, the same bytes for the same numbers."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, bbox_inches="tight", metadata={"Software": None})
+    with draft(path) as made:
+        figure.savefig(made, dpi=120, bbox_inches="tight", metadata={"Software": None})
 
 
 def draw_sensitivity(rows: Sequence[Row], path: Path) -> None:

@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from ertacache.calibration.session import Progress
+from ertacache.formats.files import write_whole
+from ertacache.formats.lock import locked
 from ertacache.metrics import bootstrap_interval
 from ertacache.models import MODELS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
+
+PATIENCE = 60.0  # seconds to wait for another benchmark that is writing its rows
 
 Row = dict[str, Any]
 
@@ -41,10 +45,11 @@ def read_rows(path: Path) -> list[Row]:
 
 def replace_rows(path: Path, model: str, rows: Iterable[Row]) -> None:
     """Replace the rows of a model."""
-    others = [row for row in read_rows(path) if row["model"] != model]
     order = {name: place for place, name in enumerate(MODELS)}
-    found = sorted([*others, *rows], key=lambda row: order.get(row["model"], len(order)))
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    with locked(path, timeout=PATIENCE):
+        others = [row for row in read_rows(path) if row["model"] != model]
+        found = sorted([*others, *rows], key=lambda row: order.get(row["model"], len(order)))
+        write_whole(path, json.dumps(found, indent=1) + "\n")
 
 
 class ModelParser(argparse.ArgumentParser):

@@ -26,6 +26,8 @@ from figuretables import (
 from rows import RESULTS, ROOT, Row, read_rows
 from scheduletables import predictions_table, schedules_table
 
+from ertacache.formats.files import write_whole
+
 PAGES = {
     "overview": "README.md",
     "summary": "README.md",
@@ -225,7 +227,7 @@ def main(arguments: list[str] | None = None) -> None:
     argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args(arguments)
     for name, page in PAGES.items():
         path = ROOT / page
-        path.write_text(fill(name, path.read_text(), rows_of(name)))
+        write_whole(path, fill(name, path.read_text(), rows_of(name)))
         print(path.relative_to(ROOT))
 
 

@@ -20,8 +20,8 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # Layer by layer: the parts of the package, and the other packages that they may import.
 LAYERS: list[tuple[set[str], set[str]]] = [
     ({"core"}, {"torch"}),
+    ({"formats"}, {"torch", "safetensors", "filelock"}),
     ({"metrics"}, {"torch", "PIL", "imageio", "transformers"}),
-    ({"formats"}, {"torch", "safetensors"}),
     ({"models", "integration"}, {"torch", "safetensors", "diffusers", "transformers"}),
     ({"calibration"}, {"torch"}),
     ({"baselines"}, {"torch", "diffusers", "cache_dit"}),

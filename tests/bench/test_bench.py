@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from ertacache.baselines import BASELINES
 from ertacache.bench.bench import Bench
-from ertacache.bench.contestants import method_names
+from ertacache.bench.contestants import POLICIES
+from ertacache.bench.methods import METHODS as ALL
 from ertacache.bench.workload import Workload
 from ertacache.calibration.session import Session, number_runs
 from ertacache.formats.policy import Policy
 from ertacache.metrics import distribution
+from tests.formats.faults import holding_lock
 from tests.integration.tiny import CASES
 
 METHODS = ("trajectory", "paper", "fewer steps", "uniform", "T-GATE")
@@ -111,6 +114,8 @@ def test_bad_arguments_are_refused_before_any_work(work: Workload, tmp_path: Pat
     for budget in (1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="a finite number greater than 1"):
             Bench(work, tmp_path / "x.json", budgets=(2.0, budget))
+    with pytest.raises(ValueError, match="budgets of 8 steps are at most 4, so that"):
+        Bench(work, tmp_path / "x.json", budgets=(2.0, 5.0))
     with pytest.raises(ValueError, match="two images"):
         Bench(work, tmp_path / "x.json", reference=tmp_path)
     assert not list(tmp_path.iterdir())
@@ -131,5 +136,14 @@ def test_fid_of_every_method_that_applies(
     assert distances["T-GATE"] is None
 
 
-def test_fewer_steps_is_one_of_the_methods() -> None:
-    assert "fewer steps" in method_names()
+def test_every_policy_and_every_baseline_is_a_method() -> None:
+    assert list(ALL) == [*POLICIES, *BASELINES]
+    assert "fewer steps" in ALL
+
+
+def test_two_processes_write_one_journal(work: Workload, tmp_path: Path) -> None:
+    bench = Bench(work, tmp_path / "bench.json", (2.0,), ("fewer steps",))
+    with holding_lock(bench.journal_path) as other:
+        with pytest.raises(ValueError, match=f"being written by process {other.pid}"):
+            bench.run()
+        assert [path.name for path in tmp_path.iterdir()] == [".bench.journal.jsonl.lock"]

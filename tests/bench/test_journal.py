@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ertacache.bench.journal import Cost, Journal, Record
+from tests.formats.faults import full_disk
 from tests.formats.golden.objects import golden_paper_policy
 
 SETTINGS = {"model": "m", "budgets": [2.0]}
@@ -92,3 +93,43 @@ def test_without_a_path_nothing_is_written(tmp_path: Path, monkeypatch: pytest.M
     assert journal.policy("paper", 2.0) is not None
     assert journal.flops("theirs", 0.1, lambda: 30) == 30
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with full_disk(), pytest.raises(OSError, match=r"journal.jsonl"):
+        Journal(path, SETTINGS | {"command": "x" * 200})
+    assert list(tmp_path.iterdir()) == []
+    journal = Journal(path, SETTINGS)
+    before = path.read_bytes()
+    with full_disk(), pytest.raises(OSError, match=r"journal.jsonl"):
+        journal.add(RECORD)
+    assert path.read_bytes() == before
+    path.write_bytes(before + b'{"kind": "rec')
+    with full_disk(20), pytest.raises(OSError, match=r"journal.jsonl"):
+        Journal(path, SETTINGS)  # the whole lines are written again without the cut one
+    assert path.read_bytes() == before + b'{"kind": "rec'
+    Journal(path, SETTINGS)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\n", b"a note\n", b"\xff\n", b"[]\n[]\n", b'{"model": "m"}\n{"kind": 1}\n']
+)
+def test_a_file_that_is_no_journal_is_refused_and_unchanged(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="other settings or versions"):
+        Journal(path, SETTINGS)
+    assert path.read_bytes() == content
+
+
+def test_a_line_that_is_cut_off_after_a_bracket(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    Journal(path, SETTINGS).add(RECORD)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-2])  # the line ends with the bracket of its scores
+    journal = Journal(path, SETTINGS)
+    assert not journal.has("ours", 2.0, 0)
+    journal.add(RECORD)
+    assert path.read_bytes() == whole

@@ -14,6 +14,7 @@ from ertacache.bench.results import (
     read_results,
     write_results,
 )
+from tests.formats.faults import full_disk
 
 FILES = sorted((Path(__file__).parents[2] / "results").glob("bench-*.json"))
 EMPTY = BenchRow("m", "ours", 2.0, 30, compute_steps=15)
@@ -75,3 +76,13 @@ def test_other_files_are_no_results(tmp_path: Path, text: str) -> None:
         read_results(path)
     with pytest.raises(ValueError, match="cannot read"):
         read_results(tmp_path / "absent.json")
+
+
+def test_a_full_disk_leaves_the_old_results(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    for left in ([], [path]):
+        with full_disk(), pytest.raises(OSError, match=r"results.json"):
+            write_results(path, {"model": "m"}, [EMPTY])
+        assert list(tmp_path.iterdir()) == left
+        write_results(path, {"model": "m"}, [EMPTY])
+    assert read_results(path) == ({"model": "m"}, [EMPTY])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from ertacache.bench.samples import SAMPLES, Samples, read_samples
+from tests.formats.faults import full_disk
 
 
 def test_round_trip_of_images_and_videos(tmp_path: Path) -> None:
@@ -38,3 +40,16 @@ def test_all_images_are_stored_but_only_the_first_videos(tmp_path: Path) -> None
     kept.add("video", 1.0, torch.ones(8, 5, 3, 4, 4), batch=1)
     assert kept.images("video", 1.0, batches=2) is None
     assert kept.images("video", 1.0, batches=1) is None
+
+
+def test_a_full_disk_leaves_the_old_samples(tmp_path: Path) -> None:
+    path = tmp_path / "x.samples.safetensors"
+    kept = Samples(path)
+    kept.add("full", 1.0, torch.ones(1, 3, 4, 4))
+    kept.save(["a"])
+    before = path.read_bytes()
+    kept.add("full", 1.0, torch.ones(8, 3, 4, 4), batch=1)
+    with full_disk(), pytest.raises(OSError, match=r"x.samples.safetensors"):
+        kept.save(["a"])
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]

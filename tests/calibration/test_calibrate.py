@@ -11,14 +11,18 @@ import pytest
 import torch
 
 from ertacache.calibration.calibrate import SPEEDUPS, TRIES, Targets, calibrate
+from ertacache.calibration.profile import profile
 from ertacache.calibration.session import Session
 from ertacache.calibration.trial import with_frontier
-from ertacache.calibration.validate import missed_target
-from ertacache.core.plans import Target
+from ertacache.calibration.validate import missed_target, recommend
+from ertacache.core.frontier import MeasuredFit
+from ertacache.core.plans import Target, TrajectoryPlan
+from ertacache.core.simulate import Fit
 from ertacache.formats.fitted import FittedPlan, ValidationRow
 from ertacache.formats.policy import Policy
 from ertacache.integration.attach import attach
 from ertacache.integration.solve import PlanSolver, predicted_psnr, profile_of
+from ertacache.metrics.image import to_image
 from tests.calibration.conftest import (
     CALL,
     HELDOUT,
@@ -26,10 +30,12 @@ from tests.calibration.conftest import (
     STEPS,
     TINY_HELDOUT,
     TINY_PROMPTS,
+    TINY_RUNS,
     TINY_STEPS,
     counting_rows,
     tiny_call,
 )
+from tests.integration.sampling import Field
 from tests.integration.tiny import CASES, generate
 
 UNIT = 20.0
@@ -38,6 +44,69 @@ SHORT = tiny_call() | {"num_inference_steps": 4}
 
 def computed(policy: Policy) -> list[int]:
     return [len(plan.compute_steps) for plan in policy.plans]
+
+
+def test_calibrate_with_a_generator(tiny: Any) -> None:
+    """One line that names the argument and the remedy, before any run."""
+    with counting_rows(tiny.transformer) as rows:
+        for run in (calibrate, profile):
+            with pytest.raises(ValueError, match=r"^generator is set for every prompt: .* seed="):
+                run(tiny, TINY_PROMPTS, generator=torch.Generator(), **SHORT)
+    assert rows == []
+
+
+class Decoding:
+    """A pipeline that returns images in a form of its own, whatever it is asked for."""
+
+    def __init__(self, pipe: Any, form: Callable[[torch.Tensor], Any]) -> None:
+        self._pipe, self._form = pipe, form
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pipe, name)
+
+    def __call__(self, **call: Any) -> Any:
+        images = self._pipe(**call | {"output_type": "pt"})[0]
+        return self._form(images)
+
+
+def test_a_pipeline_that_returns_a_list_of_images(tiny: Any) -> None:
+    """Calibrated as with tensors, but for 8 bits of rounding; also as the first output."""
+    pipe = Decoding(tiny, lambda images: [to_image(image) for image in images])
+    call = {"heldout": TINY_HELDOUT[:1], "compute_steps": 2, "refit_prompts": 2} | SHORT
+    expected, found = (calibrate(each, TINY_PROMPTS[:2], **call) for each in (tiny, pipe))
+    assert torch.equal(coefficients(found), coefficients(expected))
+    rows = zip(found.default.validation, expected.default.validation, strict=True)
+    assert all(ours.psnr == pytest.approx(theirs.psnr, abs=0.5) for ours, theirs in rows)
+    exact, bare = (Session(each, SHORT).generate(TINY_RUNS[:2]).results for each in (tiny, pipe))
+    wrapped = Decoding(tiny, lambda images: ([to_image(image) for image in images],))
+    assert torch.equal(Session(wrapped, SHORT).generate(TINY_RUNS[:2]).results, bare)
+    torch.testing.assert_close(bare, exact, rtol=0, atol=0.5 / 255 + 1e-6)
+
+
+class PlainLoop:
+    """A loop of a few lines, which takes one prompt and one generator."""
+
+    def __init__(self, pipe: Any) -> None:
+        self.unet, self.scheduler = Field(), pipe.scheduler
+
+    @torch.no_grad()
+    def __call__(
+        self, prompt: str, generator: torch.Generator, num_inference_steps: int, **_: Any
+    ) -> tuple[torch.Tensor]:
+        assert prompt.startswith("a ")
+        self.scheduler.set_timesteps(num_inference_steps)
+        x = torch.randn(1, 3, 4, 4, generator=generator)
+        for t in self.scheduler.timesteps:
+            x = self.scheduler.step(self.unet(x, t), t, x).prev_sample
+        return (x.sigmoid(),)
+
+
+def test_a_plain_loop_that_takes_one_prompt_and_one_generator(tiny: Any) -> None:
+    pipe = PlainLoop(tiny)
+    call = {"compute_steps": 3, "refit": False, "num_inference_steps": 6}
+    policy = calibrate(pipe, TINY_PROMPTS[:4], **call)
+    assert profile_of(policy).num_runs == 3
+    assert policy.default.validation[0].heldout
 
 
 def test_from_end_to_end(pipe: Any, tmp_path: Path, clock: Callable[[], None]) -> None:
@@ -91,8 +160,86 @@ def test_a_quarter_is_held_out_by_default(tiny: Any) -> None:
     policy = calibrate(tiny, TINY_PROMPTS[:4], **call)
     assert profile_of(policy).num_runs == 3
     assert policy.default.validation[0].prompts == 1
-    alone = calibrate(tiny, TINY_PROMPTS[:1], **call)  # another seed is all there is to hold out
-    assert (profile_of(alone).num_runs, alone.default.validation[0].prompts) == (1, 1)
+    assert policy.default.validation[0].heldout
+    repeated = calibrate(tiny, [*TINY_PROMPTS[:2], TINY_PROMPTS[1]], **call)
+    assert prompts_of(repeated) == TINY_PROMPTS[:1]  # what is there twice is held out twice
+    assert repeated.default.validation[0].prompts == 1
+
+
+def prompts_of(policy: Policy) -> list[str]:
+    return [run.prompt for run in profile_of(policy).runs]
+
+
+SOLVED = {"compute_steps": 2, "refit": False} | SHORT
+
+
+def test_calibrate_with_a_profile_of_the_same_prompts(
+    tiny: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that are held out leave the fit, not the file; the others are not run again."""
+    path, prompts = tmp_path / "profile.safetensors", TINY_PROMPTS[:4]
+    profile(tiny, prompts, path=path, **SHORT)
+    before = path.read_bytes()
+    with counting_rows(tiny.transformer) as rows, caplog.at_level("INFO", logger="ertacache"):
+        policy = calibrate(tiny, prompts, profile_path=path, **SOLVED)
+        assert sum(rows) == 4 + 3 * 2  # one prompt, validated in four variants
+    assert prompts_of(policy) == TINY_PROMPTS[:3]
+    assert all(row.heldout for row in policy.default.validation)
+    assert [line for line in caplog.messages if "left out" in line] == [
+        "1 of 4 profiled runs are of prompts to validate on, and are left out of the fit"
+    ]
+    assert path.read_bytes() == before
+    fresh = calibrate(tiny, prompts, **SOLVED)
+    assert policy.frontier == fresh.frontier
+    assert torch.equal(coefficients(policy), coefficients(fresh))
+
+
+def coefficients(policy: Policy) -> torch.Tensor:
+    plan = policy.default.plan
+    assert isinstance(plan, TrajectoryPlan)
+    return plan.coefficients
+
+
+def test_fits_that_were_made_from_what_is_held_out_are_dropped(
+    tiny: Any, ready: Policy, tmp_path: Path
+) -> None:
+    path = tmp_path / "profile.safetensors"
+    fits = (MeasuredFit(4, Fit(ridge=0.1), 1.5),)
+    replace(ready, fits=fits).save(path)
+    call = tiny_call() | {"compute_steps": 4, "refit": False, "profile_path": path}
+    kept = calibrate(tiny, TINY_PROMPTS, heldout=TINY_HELDOUT[:1], **call)
+    assert (kept.fits, kept.unit_psnr) == (fits, UNIT)
+    dropped = calibrate(tiny, TINY_PROMPTS, **call)
+    assert (dropped.fits, dropped.unit_psnr) == ((), None)
+    assert prompts_of(dropped) == TINY_PROMPTS[:4]
+
+
+def test_heldout_that_overlaps_the_prompts(tiny: Any) -> None:
+    """The prompts to validate on win; the others keep their seeds."""
+    heldout = [TINY_PROMPTS[1], TINY_HELDOUT[0]]
+    with pytest.warns(UserWarning, match="1 of 3 calibration prompts are to be validated on, too"):
+        policy = calibrate(tiny, TINY_PROMPTS[:3], heldout=heldout, **SOLVED)
+    found = [(run.prompt, run.seed) for run in profile_of(policy).runs]
+    assert found == [(TINY_PROMPTS[0], 0), (TINY_PROMPTS[2], 2)]
+    row = policy.default.validation[0]
+    assert (row.prompts, row.heldout) == (2, True)
+
+
+@pytest.mark.parametrize("heldout", [None, TINY_PROMPTS[:1], TINY_PROMPTS[:2]])
+def test_a_single_prompt_is_not_held_out(
+    tiny: Any, heldout: list[str] | None, tmp_path: Path
+) -> None:
+    """Nor is anything else where nothing would remain to calibrate on: it is said everywhere."""
+    path = tmp_path / "policy.safetensors"
+    with pytest.warns(UserWarning, match="marked as not held out: give more prompts"):
+        policy = calibrate(tiny, TINY_PROMPTS[:1], heldout=heldout, **SOLVED)
+    assert prompts_of(policy) == TINY_PROMPTS[:1]
+    policy.save(path)
+    rows = Policy.load(path).default.validation
+    assert [row.heldout for row in rows] == [False] * 3
+    words = f"measured on {len(heldout or [0])} calibration prompt"
+    assert words in str(policy)
+    assert str(recommend(rows)).endswith("with other seeds, not held out")
 
 
 def test_without_a_refit_nothing_is_tried(tiny: Any) -> None:
@@ -164,6 +311,11 @@ def test_default_targets_that_a_short_run_cannot_meet_are_left_out() -> None:
         ({"refit_prompts": 0}, "refit_prompts must be at least 1"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"prompts": []}, "list of at least one"),
+        ({"heldout": "a circle"}, "list of at least one"),
+        ({"generator": torch.Generator()}, "generator is set for every prompt: .* give seed="),
+        ({"latents": torch.zeros(1)}, "latents is set for every prompt: .* give seed="),
+        ({"output_type": "pil"}, "output_type is set for every prompt: leave it out"),
+        ({"prompt": "a circle"}, "prompt is set for every prompt: .* as the second argument"),
     ],
 )
 def test_arguments_are_checked_before_any_run(
@@ -180,7 +332,7 @@ def test_steps_of_the_pipelines_own_are_checked_when_they_are_known(tiny: Any) -
     call = {name: value for name, value in SHORT.items() if name != "num_inference_steps"}
     given = call | {"sigmas": [1.0, 0.6, 0.3], "refit": False}
     with pytest.raises(ValueError, match=r"speedup must be between 1 and 1\.5, got 2"):
-        calibrate(tiny, TINY_PROMPTS[:1], speedup=2.0, **given)
+        calibrate(tiny, TINY_PROMPTS[:2], speedup=2.0, **given)
 
 
 def test_prompts_over_a_list_of_guidance(tiny: Any) -> None:
@@ -191,7 +343,7 @@ def test_prompts_over_a_list_of_guidance(tiny: Any) -> None:
     assert torch.equal(generate(tiny, CASES["flux"]), before)
     values = [dict(run.arguments)["guidance_scale"] for run in profile_of(policy).runs]
     assert sorted(values) == [2.0, 2.0, 5.0, 5.0]
-    assert policy.fingerprint.guidance == {"guidance_scale": (2.0, 5.0)}
+    assert policy.fingerprint.guidance["guidance_scale"] == (2.0, 5.0)
     assert computed(policy) == [2]
     assert policy.default.measured_error is not None
     assert policy.default.validation[0].prompts == len(TINY_HELDOUT)
@@ -261,7 +413,7 @@ def reach(tiny: Any, ready: Policy, tmp_path: Path) -> Callable[[float], Policy]
 
     def calibrated(psnr: float) -> Policy:
         call = tiny_call() | {"refit": False, "profile_path": path}
-        return calibrate(tiny, TINY_PROMPTS, heldout=TINY_PROMPTS[:1], min_psnr=psnr, **call)
+        return calibrate(tiny, TINY_PROMPTS, heldout=TINY_HELDOUT[:1], min_psnr=psnr, **call)
 
     return calibrated
 
@@ -311,4 +463,4 @@ def test_a_psnr_out_of_reach_is_reported(
 def test_no_step_can_be_reused(tiny: Any) -> None:
     call = tiny_call() | {"num_inference_steps": 2, "refit": False}
     with pytest.raises(ValueError, match="a run of 2 steps leaves none to reuse"):
-        calibrate(tiny, TINY_PROMPTS[:1], min_psnr=40.0, **call)
+        calibrate(tiny, TINY_PROMPTS[:2], min_psnr=40.0, **call)

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from ertacache.calibration.calibrate import calibrate
 from ertacache.calibration.profile import profile
 from ertacache.calibration.solve import solve
+from ertacache.core.frontier import MeasuredFit
 from ertacache.core.gram import RunStatistics
+from ertacache.core.simulate import Fit
 from ertacache.formats.policy import Policy, PolicyError
 from ertacache.integration.record import record
 from ertacache.integration.solve import profile_of
@@ -20,6 +25,7 @@ from tests.calibration.conftest import (
     counting_rows,
     tiny_call,
 )
+from tests.formats.faults import full_disk, holding_lock
 
 SHORT = tiny_call() | {"num_inference_steps": 3}
 
@@ -142,7 +148,7 @@ def test_prompts_are_spread_over_a_list_of_guidance(tiny: Any, tmp_path: Path) -
     known = profile_of(policy)
     values = {run.prompt: dict(run.arguments)["guidance_scale"] for run in known.runs}
     assert values == dict(zip(TINY_PROMPTS[:3], [5.0, 2.0, 5.0], strict=True))
-    assert policy.fingerprint.guidance == {"guidance_scale": (2.0, 5.0)}
+    assert policy.fingerprint.guidance == {"guidance_scale": (2.0, 5.0), "true_cfg_scale": (1.0,)}
     assert "guidance_scale=[5.0, 2.0]" in policy.provenance["call"]
     generator = torch.Generator().manual_seed(1)
     alone = SHORT | {"guidance_scale": 2.0, "generator": generator}
@@ -153,4 +159,60 @@ def test_prompts_are_spread_over_a_list_of_guidance(tiny: Any, tmp_path: Path) -
     before = path.read_bytes()
     again = profile(tiny, TINY_PROMPTS[:3], path=path, **call)
     assert profile_of(again).runs == known.runs  # found in the file with their arguments
+    assert path.read_bytes() == before
+
+
+def test_two_processes_profile_into_one_file(tiny: Any, tmp_path: Path) -> None:
+    path = tmp_path / "profile.safetensors"
+    profile(tiny, TINY_PROMPTS[:1], path=path, **SHORT)
+    idle = Counting(tiny)
+    with holding_lock(path) as other:
+        for run, name, options in (
+            (profile, "path", {}),
+            (calibrate, "profile_path", {"compute_steps": 2}),
+        ):
+            with pytest.raises(ValueError, match=f"being written by process {other.pid} on"):
+                run(idle, TINY_PROMPTS[:4], **{name: path}, **options, **SHORT)
+        assert idle.prompts == []
+        other.kill()  # as the system does without memory
+        other.wait()
+        assert profile_of(profile(tiny, TINY_PROMPTS[:2], path=path, **SHORT)).num_runs == 2
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_runs_of_a_process_that_has_ended_are_kept(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wrote its runs after this one began, and before this one got the lock."""
+    path, other = tmp_path / "profile.safetensors", profile(tiny, TINY_PROMPTS[:1], **SHORT)
+
+    @contextmanager
+    def slow(path: Path) -> Iterator[None]:
+        other.save(path)
+        yield
+
+    monkeypatch.setattr("ertacache.calibration.profile.locked", slow)
+    profile(tiny, TINY_PROMPTS[:2], path=path, **SHORT)
+    assert profile_of(Policy.load(path)).num_runs == 2
+
+
+def test_a_full_disk_leaves_the_runs_so_far(tiny: Any, tmp_path: Path) -> None:
+    path = tmp_path / "profile.safetensors"
+    profile(tiny, TINY_PROMPTS[:1], path=path, **SHORT)
+    before = path.read_bytes()
+    with full_disk(), pytest.raises(PolicyError, match=f"cannot save '{path}': File too large"):
+        profile(tiny, TINY_PROMPTS[:2], path=path, **SHORT)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_measured_fits_in_a_file_are_not_overwritten_by_more_runs(
+    tiny: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "policy.safetensors"
+    known = profile(tiny, TINY_PROMPTS[:1], **SHORT)
+    replace(known, fits=(MeasuredFit(2, Fit(3), 1.5),)).save(path)
+    before = path.read_bytes()
+    with pytest.raises(PolicyError, match="holds measured fits, which would be lost"):
+        profile(tiny, TINY_PROMPTS[:2], path=path, **SHORT)
     assert path.read_bytes() == before

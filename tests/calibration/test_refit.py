@@ -198,6 +198,33 @@ def references(monkeypatch: pytest.MonkeyPatch) -> list[Reference]:
     return seen
 
 
+def test_refit_with_heldout_prompts_of_the_profile(
+    tiny: Any,
+    tiny_known: Policy,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They leave the fit, not the policy; where nothing else is there, the rows say so."""
+    fitted: list[tuple[str, ...]] = []
+
+    def spy(session: Session, policy: Policy, reference: Reference, budget: int) -> FittedPlan:
+        assert set(reference.runs) == set(profile_of(policy).runs)
+        fitted.append(tuple(run.prompt for run in profile_of(policy).runs))
+        return PlanSolver(policy).plain(reference.schedule, budget)
+
+    monkeypatch.setattr("ertacache.calibration.refit.refit_budget", spy)
+    call = tiny_call() | {"compute_steps": 3, "batch_size": 5}
+    with caplog.at_level("INFO", logger="ertacache"):
+        found = refit(tiny, tiny_known, heldout=TINY_PROMPTS[3:], **call)
+    assert "2 of 5 profiled runs are of prompts to validate on" in caplog.text
+    assert [row.heldout for row in found.default.validation] == [True] * 3
+    assert found.profile is tiny_known.profile
+    with pytest.warns(UserWarning, match="marked as not held out"):
+        found = refit(tiny, tiny_known, heldout=TINY_PROMPTS, **call)
+    assert [row.heldout for row in found.default.validation] == [False] * 3
+    assert fitted == [tuple(TINY_PROMPTS[:3]), tuple(TINY_PROMPTS)]
+
+
 def test_runs_keep_the_arguments_that_differ_between_them(
     tiny: Any, references: list[Reference]
 ) -> None:

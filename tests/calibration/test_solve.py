@@ -14,7 +14,12 @@ from ertacache.calibration.trial import with_frontier
 from ertacache.core.plans import PaperPlan
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy, PolicyError
-from ertacache.integration.solve import PlanSolver, predicted_psnr, profile_of
+from ertacache.integration.solve import (
+    PlanSolver,
+    predicted_psnr,
+    profile_frontier,
+    profile_of,
+)
 from tests.calibration.conftest import STEPS, counting_rows
 
 UNIT = 20.0
@@ -56,6 +61,17 @@ def test_computed_steps(known: Policy) -> None:
         plan, point = one_plan(solve(known, compute_steps=computed)), known.frontier[computed - 2]
         assert plan.compute_steps == point.compute_steps
         assert plan.predicted_error == point.predicted_error
+
+
+def test_one_budget_solved_is_as_good_as_its_point_on_the_frontier(known: Policy) -> None:
+    """Also from a profile that has no frontier yet, as ``solve`` gets it from ``profile``."""
+    bare = replace(known, frontier=())
+    for computed in (4, 6):
+        plan, point = one_plan(solve(bare, compute_steps=computed)), known.frontier[computed - 2]
+        assert plan.compute_steps == point.compute_steps
+        assert plan.predicted_error == pytest.approx(point.predicted_error, rel=1e-9)
+        (part,) = profile_frontier(bare, budgets=[computed]).points  # without its neighbours
+        assert plan.predicted_error <= part.predicted_error * (1 + 1e-9)
 
 
 def test_plans_add_up_and_one_for_the_same_budget_is_replaced(known: Policy) -> None:

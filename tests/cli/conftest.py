@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,14 @@ def invoke(*arguments: object, env: dict[str, str | None] | None = None) -> Resu
     return result
 
 
+PROGRESS = re.compile(r"[\w -]+( \.\.\.|: (\d+ of \d+|done) in [^:]+)")
+
+
+def messages(result: Result) -> list[str]:
+    """The lines on standard error that are no progress."""
+    return [line for line in result.stderr.splitlines() if not PROGRESS.fullmatch(line)]
+
+
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a process of its own."""
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
@@ -59,7 +68,7 @@ def refused() -> Refused:
 
     def refuse(*arguments: object) -> str:
         result = invoke(*arguments)
-        lines = result.stderr.splitlines()
+        lines = messages(result)
         assert result.exit_code == 2, result.output
         assert len(lines) == 1, result.stderr
         assert lines[0].startswith("error: ")

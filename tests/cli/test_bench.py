@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import pytest
 
 from ertacache.bench.bench import Bench
+from ertacache.bench.methods import IDENTIFIERS
 from ertacache.bench.results import BenchRow, Interval
 from ertacache.calibration.session import HELDOUT_SEED
 from ertacache.models.zoo import load_prompts
-from tests.cli.conftest import Refused, Run
+from tests.cli.conftest import Refused, Run, messages
 
 ROW = BenchRow(
     "emoji-flux",
@@ -41,12 +43,12 @@ def test_what_is_run_and_printed(tmp_path: Path, run: Run, monkeypatch: pytest.M
     monkeypatch.setattr(Bench, "run", measure)
     path = tmp_path / "bench.json"
     options = ["--budgets", "2,3", "--limit", 2, "--calibration", 3, "--seed", 7, "--steps", 6]
-    more = ["--methods", "trajectory, fewer steps"]
+    more = ["--methods", "trajectory, Paper-No-Timesteps,fewer-steps"]
     result = run("bench", "emoji-flux", *options, *more, "-o", path)
     assert result.exit_code == 0, result.output
     (bench,) = begun
     assert (bench.output, bench.budgets) == (path, (2.0, 3.0))
-    assert bench.methods == ["trajectory", "fewer steps"]
+    assert bench.methods == ["trajectory", "paper, no timesteps", "fewer steps"]
     assert bench.command.startswith("ertacache bench emoji-flux --budgets 2,3 --limit 2")
     assert (bench.work.steps, bench.work.session.batch_size) == (6, 8)
     fitted, heldout = bench.work.calibration, bench.work.heldout
@@ -69,14 +71,48 @@ def test_what_is_run_and_printed(tmp_path: Path, run: Run, monkeypatch: pytest.M
     [
         (["--budgets", "2,x"], "--budgets takes numbers separated by commas, got '2,x'"),
         (["--budgets", "2,1"], "finite and greater than 1, got '2,1'"),
-        (["--methods", "magic"], "no such method: magic"),
+        (["--methods", "magic"], "no such method: 'magic'; the nearest is magcache, and there are"),
+        (["--methods", "paper, no timesteps"], "the nearest is paper-no-timesteps, and there are"),
+        (["--methods", ""], "methods are separated by single commas, got ''"),
         (["--heldout", "absent.txt"], "cannot read prompts from 'absent.txt'"),
     ],
 )
+@pytest.mark.usefixtures("no_model")
 def test_wrong_options(options: list[str], words: str, tmp_path: Path, refused: Refused) -> None:
     path = tmp_path / "bench.json"
     assert words in refused("bench", "emoji-flux", *options, "-o", path)
     assert not path.exists()
+
+
+def test_the_help_lists_every_method_by_its_identifier(run: Run) -> None:
+    words = re.split(r"[\s,]+", run("bench", "--help").stdout)
+    assert set(IDENTIFIERS) <= set(words)
+
+
+def test_more_than_half_of_the_steps_is_refused_before_any_run(
+    tmp_path: Path, refused: Refused
+) -> None:
+    line = refused("bench", "emoji-flux", "--steps", 4, "--budgets", 3, "-o", tmp_path / "b.json")
+    assert "budgets of 4 steps are at most 2, so that two are computed, got 3" in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_benchmark_reports_that_the_same_command_continues(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, journal = tmp_path / "bench.json", tmp_path / "bench.journal.jsonl"
+
+    def interrupt(self: Bench, *arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bench, "prepare", interrupt)
+    result = run("bench", "emoji-flux", "--steps", 6, "--methods", "uniform", "-o", path)
+    assert result.exit_code == 130
+    assert messages(result) == [
+        f"interrupted: the measurements so far are in {journal}; the same command continues from "
+        "there"
+    ]
+    assert journal.exists()
 
 
 def test_prompts_and_steps_of_a_model_that_is_not_bundled(

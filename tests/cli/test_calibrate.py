@@ -12,7 +12,8 @@ import pytest
 from ertacache.calibration import calibrate, validate
 from ertacache.core.plans import PaperPlan
 from ertacache.formats.policy import Policy, ValidationRow
-from tests.cli.conftest import Refused, Run, T
+from ertacache.models import zoo
+from tests.cli.conftest import Refused, Run, T, messages
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_calibrate_measures_and_keeps_everything(
     assert int(nfe[3]) == 8 + int(nfe[1]) + int(nfe[2]) + 38
     assert f"refit {nfe[2]} + validation 38" in policy.provenance["network calls"]
     assert result.stdout.splitlines()[-1] == f"{path}: the policy"
-    assert result.stderr == ""
+    assert messages(result) == []
 
 
 def test_exit_code_3_when_not_recommended(
@@ -180,7 +181,29 @@ def test_an_interrupt_leaves_the_old_policy(
     monkeypatch.setattr(calibrate, "calibrate", interrupt)
     path = tmp_path / "q.safetensors"
     path.write_bytes(policy_file.read_bytes())
-    result = run("calibrate", "emoji-flux", "--speedup", 2, "-o", path)
+    result = run("calibrate", "emoji-flux", "--speedup", 2, "--force", "-o", path)
     assert result.exit_code == 130
-    assert result.stderr == "interrupted: nothing was written\n"
+    assert messages(result) == ["interrupted: nothing was written"]
     assert path.read_bytes() == policy_file.read_bytes()
+
+
+@pytest.mark.usefixtures("given")
+def test_a_measured_policy_is_overwritten_by_force_only(
+    tmp_path: Path,
+    calibrated_file: Path,
+    run: Run,
+    refused: Refused,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, link = tmp_path / "q.safetensors", tmp_path / "link"
+    path.write_bytes(calibrated_file.read_bytes())
+    link.symlink_to(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(zoo, "load_pipeline", lambda *_, **__: pytest.fail("a model was loaded"))
+        line = refused("calibrate", "emoji-flux", "-o", link)
+    lost = "3 runs of a profile, 1 measured plan"
+    assert f"{str(link)!r} holds {lost}, which would be lost" in line
+    assert "--force" in line
+    assert path.read_bytes() == calibrated_file.read_bytes()
+    assert run("calibrate", "emoji-flux", "--force", "-o", link).exit_code == 0
+    assert Policy.load(path).default.measured is None

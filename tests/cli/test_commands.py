@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 import typer.main
@@ -18,6 +19,7 @@ from ertacache.formats.policy import Policy
 from ertacache.models import zoo
 from tests.cli.conftest import Run, python
 
+HEAVY = {"torch", "diffusers", "transformers", "matplotlib"}
 GROUP = typer.main.get_command(app)
 COMMANDS = (
     "demo",
@@ -87,6 +89,8 @@ def test_every_example_runs(
     replace(policy, profile=replace(policy.profile, runs=runs)).save("part-2.safetensors")
     for prompts in ("prompts.txt", "heldout.txt", "mine.txt", "others.txt"):
         Path(prompts).write_text(f"a cat of {prompts}\n")
+    if name == "calibrate":  # which would not overwrite the profiled runs in it
+        Path("policy.safetensors").unlink()
     for line in examples(run(name, "--help").stdout):
         result = run(*shlex.split(line)[1:])
         if name in ("merge", "solve", "inspect"):
@@ -110,7 +114,77 @@ def test_help_loads_nothing_heavy() -> None:
     code = f"import sys; from ertacache.cli import app; {show}; print(*sys.modules)"
     loaded = set(python("-c", code).stdout.split())
     assert "typer" in loaded
-    assert not {"torch", "diffusers", "transformers", "numpy", "PIL"} & loaded
+    assert not {*HEAVY, "numpy", "PIL", "rich"} & loaded
+
+
+def test_bad_options_load_nothing_heavy(tmp_path: Path) -> None:
+    lines = (
+        "--absent",
+        "bench emoji-flux -o b.json --methods magic",
+        "bench emoji-flux -o b.json --budgets nan",
+        "bench emoji-flux -o b.json --heldout absent.txt",
+        "generate emoji-flux cat -o a.png --seeds x",
+        "generate emoji-flux cat -o a.png --fps 0",
+        "generate emoji-flux cat -o a.png --compare",
+        "generate emoji-flux cat -o a.png --arg true_cfg_scale=NaN",
+        "profile emoji-flux -o p.safetensors --prompts absent.txt",
+        "solve p.safetensors -o q.safetensors --speedup nan",
+    )
+    runs = f"""
+        import sys
+        from ertacache.cli import app
+        for line in {lines}:
+            assert app(line.split(), standalone_mode=False) == 2, line
+        print(*sys.modules)
+    """
+    done = python("-c", dedent(runs))
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) == len(lines)
+    assert not HEAVY & set(done.stdout.split())
+
+
+def test_inspect_loads_no_pipeline_library(policy_file: Path) -> None:
+    show = f"app(['inspect', {str(policy_file)!r}], standalone_mode=False)"
+    code = f"import sys; from ertacache.cli import app; {show}; print(*sys.modules)"
+    done = python("-c", code)
+    assert done.stdout.startswith("policy ")
+    assert done.stderr == "loading torch ...\n"
+    assert HEAVY & set(done.stdout.splitlines()[-1].split()) == {"torch"}
+
+
+def test_the_first_line_of_every_command_comes_before_torch_is_imported(
+    policy_file: Path, prompts_file: Path, tmp_path: Path
+) -> None:
+    lines = {
+        "demo": f"-o {tmp_path}",
+        "profile": f"emoji-flux -o {tmp_path}/new",
+        "merge": f"{policy_file} -o {tmp_path}/new",
+        "solve": f"{policy_file} --speedup 2 -o {tmp_path}/new",
+        "calibrate": f"emoji-flux -o {tmp_path}/new",
+        "refit": f"{policy_file} -o {tmp_path}/new",
+        "generate": f"emoji-flux cat -o {tmp_path}/new",
+        "inspect": policy_file,
+        "bench": f"emoji-flux -o {tmp_path}/new.json",
+        "report": f"absent.json -o {tmp_path}/new.html",
+        "metrics": f"{prompts_file} {prompts_file}",
+    }
+    assert set(lines) == set(COMMANDS)
+    code = """
+        import sys
+        from ertacache.cli import app
+        class Stop:
+            def find_spec(self, name, path=None, target=None):
+                if name in ("torch", "diffusers"):
+                    raise ValueError(f"imported {name}")
+        sys.meta_path.insert(0, Stop())
+        for line in sys.argv[1:]:
+            assert app(line.split(), standalone_mode=False) == 2, line
+    """
+    done = python("-c", dedent(code), *(f"{name} {line}" for name, line in lines.items()))
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"loading (\w+) \.\.\.\nerror: imported (\w+)\n", done.stderr)
+    assert len(found) == len(lines), done.stderr
+    assert all(announced == imported for announced, imported in found)
 
 
 def test_the_process_shows_the_help() -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from ertacache.cli import app, group
 from ertacache.cli.console import Stages, print_line
 from ertacache.formats.policy import Policy
-from tests.cli.conftest import Run
+from tests.cli.conftest import PROGRESS, Run
 
 
 def test_colour_only_where_it_is_wanted(policy_file: Path, run: Run) -> None:
@@ -52,3 +52,58 @@ def test_lines_go_above_the_progress_bar(
     assert "generate" in found.err.split("solved a plan\n")[1]
     assert "a result" in found.out.splitlines()  # not a terminal: where it belongs
     assert "a result" not in found.err
+
+
+def test_without_a_terminal_progress_is_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [100.0]
+    with Stages(clock=lambda: now[0]) as stage:
+        stage("load")
+        now[0] += 7
+        progress = stage("profile")
+        for done in range(1, 9):  # every 4 s, so that every third is reported
+            now[0] += 4
+            progress(done, 8)
+        progress(8, 8)
+        now[0] += 1
+        stage("solve")
+        now[0] += 4000
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert found.err.splitlines() == [
+        "load ...",
+        "load: done in 7 s",
+        "profile ...",
+        "profile: 3 of 8 in 12 s, about 20 s left",
+        "profile: 6 of 8 in 24 s, about 8 s left",
+        "profile: 8 of 8 in 32 s",
+        "solve ...",
+        "solve: done in 1 h 6 min",
+    ]
+    assert all(PROGRESS.fullmatch(line) for line in found.err.splitlines())
+
+
+def test_what_was_done_before_does_not_shorten_the_estimate(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    now = [0.0]
+    with Stages(clock=lambda: now[0]) as stage:
+        progress = stage("measure")
+        for done in range(1, 91):  # found in the journal
+            progress(done, 100)
+        for done in (91, 92):
+            now[0] += 60
+            progress(done, 100)
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "measure: 92 of 100 in 2 min 0 s, about 8 min 0 s left"
+    )
+
+
+def test_a_stage_that_fails_has_no_end(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        with Stages() as stage:
+            stage("load")
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        fail()
+    assert capsys.readouterr().err == "load ...\n"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
+from ertacache.cli import demo
 from ertacache.formats.policy import Policy
 from tests.cli.conftest import Refused, Run
 
@@ -30,3 +33,26 @@ def test_too_few_steps_are_refused_before_any_work(tmp_path: Path, refused: Refu
     line = refused("demo", "--steps", 5, "-o", tmp_path / "out")
     assert "speedup must be between 1 and 2.5, got 3" in line
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_runs_twice_and_loses_nothing(
+    run: Run, calibrated_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, path = Policy.load(calibrated_file), tmp_path / "emoji-flux.safetensors"
+    monkeypatch.setattr(demo, "_calibrate", lambda *_: (policy, {"2x": policy.default}))
+    monkeypatch.setattr(demo, "_measure", lambda *_: ([], []))
+    for name in ("_print_results", "_draw"):
+        monkeypatch.setattr(demo, name, lambda *_: None)
+    assert run("demo", "-o", tmp_path).exit_code == 0
+    assert run("demo", "-o", tmp_path).exit_code == 0
+    assert policy.profile is not None
+    others = tuple(replace(run, seed=run.seed + 100) for run in policy.profile.runs)
+    replace(policy, profile=replace(policy.profile, runs=others)).save(path)
+    before = path.read_bytes()
+    result = run("demo", "-o", tmp_path)
+    assert result.exit_code == 2
+    assert "holds 3 runs of a profile, which would be lost" in result.stderr
+    assert path.read_bytes() == before
+    assert run("demo", "--force", "-o", tmp_path).exit_code == 0
+    assert path.read_bytes() != before
+    assert list(tmp_path.iterdir()) == [path]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
+from ertacache.calibration.session import Session
+from ertacache.cli import sizes
 from ertacache.formats.policy import Policy
 from ertacache.integration.solve import PlanSolver
 from ertacache.models import zoo
 from ertacache.models.zoo import MODELS, load_pipeline
-from tests.cli.conftest import Refused, Run, T, Variant
+from tests.cli.conftest import Refused, Run, T, Variant, messages
 from tests.integration import tiny
 
 
@@ -55,11 +58,15 @@ def test_compare_writes_both_and_their_difference(
     fast, full, row = (
         pixels(folder / f"{stems[0]}{kind}.png") for kind in ("", "-full", "-compare")
     )
-    size = full.shape[1]
-    assert row.shape[1] == 3 * size
-    assert (row[:, :size] == full).all()
-    assert (row[:, size : 2 * size] == fast).all()
-    assert np.abs(row[:, 2 * size :] - (8 * np.abs(full - fast)).clip(0, 255)).max() <= 12
+    size, column = full.shape[1], row.shape[1] // 3
+    labels, shown = row[:-size], row[-size:]
+    assert (shown[:, :size] == full).all()
+    assert (shown[:, column : column + size] == fast).all()
+    amplified = shown[:, 2 * column :][:, :size]
+    assert np.abs(amplified - (8 * np.abs(full - fast)).clip(0, 255)).max() <= 12
+    for place in range(3):  # each has a label in black on white
+        above = labels[:, place * column : (place + 1) * column]
+        assert (above.min(), above.max()) == (0, 255)
 
 
 def test_other_files_of_the_folder_stay(tmp_path: Path, policy_file: Path, run: Run) -> None:
@@ -80,7 +87,7 @@ def test_a_tolerated_difference_is_a_warning_of_one_line(
     options = ["--policy", policy_file, "--guidance", 2]
     result = run("generate", "emoji-flux", "a cat", *options, "-o", path)
     assert result.exit_code == 0
-    assert result.stderr.splitlines() == [
+    assert messages(result) == [
         "warning: the policy was calibrated under other conditions: guidance_scale is 2.0, was 3.5"
     ]
 
@@ -95,7 +102,7 @@ def test_a_speedup_at_other_steps_and_sizes(tmp_path: Path, policy_file: Path, r
     assert all(": 2 steps computed, 6 reused, " in line for line in lines)
     assert pixels(tmp_path / "000-seed0-a-cat.png").shape == (32, 48, 3)
     # Solved once for both, and each message once.
-    solved, differs = result.stderr.splitlines()
+    solved, differs = messages(result)
     assert solved.startswith("solved a plan for this sigma schedule: 2 of 8 steps computed, ")
     assert "predicted PSNR to the full run" in solved
     assert differs.startswith("the run differs from the calibrated ones: latent_shape is (")
@@ -138,7 +145,7 @@ def test_a_psnr_out_of_reach_computes_every_step_with_a_warning(
     result = run("generate", "emoji-flux", "a cat", *options, "-o", tmp_path / "cat.png")
     assert result.exit_code == 0, result.output
     assert f": {T} steps computed, 0 reused, " in result.stdout
-    (line,) = result.stderr.splitlines()
+    (line,) = messages(result)
     assert line.startswith("warning: no plan is predicted to reach 300 dB in this run of")
 
 
@@ -150,7 +157,7 @@ def test_a_policy_serves_another_shift(
     result = run("generate", variant(shift=1.0), "a cat", *options, "--width", 64, "-o", out)
     assert result.exit_code == 0, result.output
     assert f"{T // 2} steps computed, {T // 2} reused" in result.stdout
-    assert result.stderr.startswith("solved a plan for this sigma schedule")
+    assert messages(result)[0].startswith("solved a plan for this sigma schedule")
 
 
 def test_a_policy_for_another_network_is_refused(
@@ -208,6 +215,66 @@ def test_an_argument_of_several_values_is_refused(tmp_path: Path, refused: Refus
     arguments = ["generate", "emoji-flux", "a cat", "--arg", "true_cfg_scale=[2,4]"]
     line = refused(*arguments, "-o", tmp_path / "cat.png")
     assert "generate takes one value of true_cfg_scale, not a list" in line
+
+
+def test_a_size_below_one_latent_is_one_line(tmp_path: Path, refused: Refused) -> None:
+    arguments = ["generate", "emoji-flux", "a cat", "--height", 4, "--width", 4]
+    line = refused(*arguments, "-o", tmp_path / "cat.png")
+    assert line == "error: height 4 is too small: FluxPipeline works on a grid of 8 x 8 pixels"
+
+
+def test_a_height_of_ten_million_is_refused_with_both_numbers(
+    tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizes, "available_memory", lambda device: 20_000_000_000)
+    arguments = ["generate", "emoji-flux", "a cat", "--height", 10_000_000]
+    line = refused(*arguments, "-o", tmp_path / "cat.png")
+    assert "10000000 x 64 pixels need at least 89.6 GB of memory, and 20.0 GB are" in line
+
+
+def test_a_height_of_65_gives_64_with_a_warning(tmp_path: Path, run: Run) -> None:
+    options = ["--height", 65, "--steps", 2, "--seeds", "0,1", "-o", tmp_path]
+    result = run("generate", "emoji-flux", "a cat", *options)
+    assert result.exit_code == 0, result.output
+    assert messages(result) == ["warning: the pipeline made height 64 instead of 65"]
+
+
+def test_a_size_that_the_pipeline_fails_on_is_one_line(
+    tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Any, *arguments: Any, **further: Any) -> None:
+        raise RuntimeError("Kernel size can't be greater than actual input size")
+
+    monkeypatch.setattr(Session, "generate", fail)
+    options = ["--height", 24, "--frames", 5, "--arg", "max_sequence_length=8"]
+    monkeypatch.setattr(zoo, "load_pipeline", lambda model, dtype=None: tiny.wan())
+    line = refused("generate", "some/model", "a cat", *options, "-o", tmp_path)
+    given = "--height 24 --frames 5 --arg max_sequence_length=8"
+    assert f"the pipeline failed with {given}: Kernel size can't be" in line
+
+
+def test_videos_are_compared_in_files_with_and_without_loss(
+    tmp_path: Path, run: Run, prompts_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    monkeypatch.setattr(zoo, "load_pipeline", lambda model, dtype=None: tiny.wan())
+    call = ["--steps", 4, "--frames", 5, "--height", 16, "--width", 16]
+    call += ["--arg", "max_sequence_length=8"]
+    policy = tmp_path / "profile.safetensors"
+    result = run("profile", "some/model", "--prompts", prompts_file, *call, "-o", policy)
+    assert result.exit_code == 0, result.output
+    for name, options in (("lossy.mp4", []), ("lossless.mp4", ["--lossless"])):
+        path, lossy = tmp_path / name, not options
+        target = ["--policy", policy, "--speedup", 2, "--compare", *options]
+        result = run("generate", "some/model", "a cat", *call, *target, "-o", path)
+        assert result.exit_code == 0, result.output
+        assert ("the MP4 files are compressed" in result.stdout) == lossy
+        printed = float(re.findall(r"PSNR ([\d.]+) dB", result.stdout)[0])
+        full = path.with_name(f"{path.stem}-full.mp4")
+        result = run("metrics", path, full, "--metric", "psnr")
+        assert ("2 of 2 files are compressed with loss (h264)" in result.stdout) == lossy
+        found = float(re.findall(r"([\d.]+) dB", result.stdout)[0])
+        assert lossy or found == pytest.approx(printed, abs=0.3)  # but for rounding to 8 bits
 
 
 def test_a_video_pipeline_writes_videos(

@@ -54,3 +54,24 @@ def test_profiles_of_different_runs(
     replace(Policy.load(policy_file), profile=None).save(other)
     assert "without a profile cannot be merged" in refused("merge", part, other, "-o", path)
     assert not path.exists()
+
+
+def test_a_measured_policy_is_overwritten_by_force_only(
+    profile_file: Path,
+    calibrated_file: Path,
+    part: Path,
+    tmp_path: Path,
+    run: Run,
+    refused: Refused,
+) -> None:
+    path = tmp_path / "q.safetensors"
+    path.write_bytes(calibrated_file.read_bytes())
+    line = refused("merge", path, part, "-o", path)
+    assert f"{str(path)!r} holds 1 measured plan, which would be lost" in line
+    assert "--force" in line
+    assert path.read_bytes() == calibrated_file.read_bytes()
+    assert run("merge", path, part, "--force", "-o", path).exit_code == 0
+    # A profile is extended in place, and not replaced by a part of it.
+    assert "holds 3 runs of a profile" in refused("merge", part, "-o", path)
+    path.write_bytes(profile_file.read_bytes())
+    assert run("merge", path, part, "-o", path).exit_code == 0

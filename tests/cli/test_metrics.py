@@ -14,7 +14,8 @@ from ertacache.metrics import lpips
 from ertacache.metrics.image import to_image
 from ertacache.metrics.inception import load_inception
 from ertacache.metrics.perceptual import load_lpips
-from tests.cli.conftest import Refused, Run
+from tests.cli.conftest import Refused, Run, messages
+from tests.formats.faults import full_disk
 from tests.metrics.needs import needs_inception, needs_lpips
 from tests.metrics.patterns import distorted, pattern
 
@@ -121,6 +122,9 @@ def test_sets_need_no_common_name(tmp_path: Path, run: Run) -> None:
     assert result.exit_code == 0, result.output
     assert float(cells(result.stdout)["fid"][0]) == pytest.approx(0, abs=0.01)
     assert "compares only with sets of the same size" in result.stdout
+    assert messages(result) == [
+        "warning: KID of 2 and 2 images is unreliable: take at least 50 on each side"
+    ]
 
 
 def test_bad_input_is_one_line(
@@ -149,3 +153,12 @@ def test_a_small_image_has_no_lpips(tmp_path: Path, refused: Refused) -> None:
     assert "s.png: LPIPS needs images of 32 x 32 or more" in refused(
         "metrics", *small, "--metric", "lpips-alex"
     )
+
+
+def test_values_on_a_full_disk(folders: tuple[Path, Path], tmp_path: Path, run: Run) -> None:
+    path = tmp_path / "metrics.json"
+    with full_disk():
+        result = run("metrics", *folders, "--metric", "psnr", "--json", path)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == f"error: {str(path)!r}: File too large"
+    assert not path.exists()

@@ -44,6 +44,24 @@ def test_a_recommended_plan(
     assert capsys.readouterr().out.splitlines()[-3:] == [line, "", "q.safetensors: the policy"]
 
 
+def test_a_plan_measured_on_its_calibration_prompts(
+    plans: list[FittedPlan],
+    policy_file: Path,
+    tmp_path: Path,
+    run: Run,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Table, verdict and ``inspect`` say that they are not held out."""
+    plan, path = measured(plans[0], replace(FAST, prompts=2, heldout=False)), tmp_path / "q.st"
+    print_verdicts([plan], PATH)
+    title = "Measured on 2 calibration prompts with other seeds, not held out, to the full run"
+    text = capsys.readouterr().out
+    assert title in text
+    assert "full run; measured on 2 calibration prompts with other seeds, not held out\n" in text
+    replace(Policy.load(policy_file), plans=(plan,)).save(path)
+    assert title in run("inspect", path).stdout
+
+
 @pytest.mark.parametrize(
     ("rows", "ending", "code"),
     [

@@ -11,7 +11,7 @@ from ertacache.cli.console import Stages
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import Profile
 from ertacache.models.zoo import load_prompts
-from tests.cli.conftest import STEPS, Refused, Run, Variant
+from tests.cli.conftest import STEPS, Refused, Run, Variant, messages
 
 
 def load(path: Path) -> tuple[Policy, Profile]:
@@ -65,7 +65,7 @@ def test_an_interrupted_profile_keeps_its_runs_and_goes_on(
         patch.setattr(Stages, "__call__", lambda self, name: interrupt)
         result = run(*arguments)
     assert result.exit_code == 130
-    assert result.stderr.splitlines() == [
+    assert messages(result) == [
         f"interrupted: the runs so far are in {path}; the same command continues from there"
     ]
     assert load(path)[1].num_runs == 1

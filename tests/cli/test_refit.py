@@ -11,7 +11,7 @@ import pytest
 from ertacache.calibration import refit
 from ertacache.formats.policy import Policy, ValidationRow
 from ertacache.models import zoo
-from tests.cli.conftest import Refused, Run, T
+from tests.cli.conftest import Refused, Run, T, messages
 
 
 @pytest.fixture
@@ -175,5 +175,30 @@ def test_an_interrupt_leaves_the_old_policy(
     before = policy_file.read_bytes()
     result = run("refit", policy_file, "--speedup", 3)
     assert result.exit_code == 130
-    assert result.stderr == "interrupted: nothing was written\n"
+    assert messages(result) == ["interrupted: nothing was written"]
     assert policy_file.read_bytes() == before
+
+
+@pytest.mark.usefixtures("given")
+def test_a_measured_policy_is_overwritten_by_force_only(
+    policy_file: Path,
+    calibrated_file: Path,
+    prompts_file: Path,
+    tmp_path: Path,
+    run: Run,
+    refused: Refused,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "q.safetensors"
+    path.write_bytes(calibrated_file.read_bytes())
+    arguments = ["refit", policy_file, "--heldout", prompts_file, "-o", path]
+    with monkeypatch.context() as patch:
+        patch.setattr(refit, "refit", lambda *_, **__: pytest.fail("it began"))
+        line = refused(*arguments)
+    assert f"{str(path)!r} holds 1 measured plan, which would be lost" in line
+    assert "--force" in line
+    assert path.read_bytes() == calibrated_file.read_bytes()
+    assert run(*arguments, "--force").exit_code == 0
+    result = run("refit", path, "--heldout", prompts_file)  # in place, measured again
+    assert result.exit_code == 0, result.output
+    assert run("refit", path).exit_code == 2  # one that was not measured does not replace it

@@ -9,6 +9,7 @@ import pytest
 from ertacache.cli import report as command
 from ertacache.report import page
 from tests.cli.conftest import Refused, Run
+from tests.formats.faults import full_disk
 
 
 def test_the_page_is_written(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,4 +30,16 @@ def test_what_is_refused(tmp_path: Path, refused: Refused, monkeypatch: pytest.M
     assert f"cannot write '{nowhere}'" in refused("report", "a.json", "-o", nowhere)
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     assert "pip install 'ertacache[plots]'" in refused("report", "a.json", "-o", nowhere)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_report_on_a_full_disk_leaves_no_truncated_page(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "make_page", lambda paths: "<html>" * 100)
+    path = tmp_path / "page.html"
+    with full_disk():
+        result = run("report", "a.json", "-o", path)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"error: {str(path)!r}: File too large\n"
     assert list(tmp_path.iterdir()) == []

@@ -116,3 +116,38 @@ def test_files_without_a_profile(
     assert refused("solve", profile_file, "--speedup", 2, "-o", damaged)
     assert policy_file.read_bytes() == before
     assert not output.exists()
+
+
+def test_a_measured_policy_is_overwritten_by_force_only(
+    profile_file: Path, calibrated_file: Path, tmp_path: Path, run: Run, refused: Refused
+) -> None:
+    path, link = tmp_path / "q.safetensors", tmp_path / "link.safetensors"
+    path.write_bytes(calibrated_file.read_bytes())
+    link.symlink_to(path)
+    other = tmp_path / "other.safetensors"  # of other runs
+    policy = Policy.load(profile_file)
+    assert policy.profile is not None
+    runs = tuple(replace(run, seed=run.seed + 100) for run in policy.profile.runs)
+    replace(policy, profile=replace(policy.profile, runs=runs)).save(other)
+    for source, output, lost in (
+        (profile_file, path, "1 measured plan"),
+        (other, link, "3 runs of a profile, 1 measured plan"),
+    ):
+        line = refused("solve", source, "--speedup", 2, "-o", output)
+        assert f"{str(output)!r} holds {lost}, which would be lost" in line
+        assert "--force" in line
+    assert path.read_bytes() == calibrated_file.read_bytes()
+    assert run("solve", other, "--speedup", 2, "--force", "-o", link).exit_code == 0
+    assert link.is_symlink()
+    assert Policy.load(path).default.measured is None
+
+
+def test_a_measured_policy_is_extended_in_place(
+    calibrated_file: Path, tmp_path: Path, run: Run, refused: Refused
+) -> None:
+    path = tmp_path / "q.safetensors"
+    path.write_bytes(calibrated_file.read_bytes())
+    assert run("solve", path, "--speedup", 3, "-o", path).exit_code == 0
+    assert sorted(budgets(path)) == [2, 3]
+    # The same budget as that of the measured plan, which a solved one would replace.
+    assert "holds 1 measured plan" in refused("solve", path, "--speedup", 2, "-o", path)

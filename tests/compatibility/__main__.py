@@ -9,6 +9,7 @@ import json
 import warnings
 from pathlib import Path
 
+from ertacache.formats.files import write_whole
 from tests.compatibility.checks import CHECKS, make_subject
 from tests.compatibility.matrix import GREEN, REFUSED, green_facts, refused_facts
 
@@ -26,7 +27,7 @@ def main() -> None:
             check(subject)
         rows.append(green_facts(subject))
     rows += map(refused_facts, REFUSED)
-    RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+    write_whole(RESULTS, json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -72,7 +72,8 @@ class Subject:
 
     def policy(self, **parts: Any) -> Policy:
         shape = self.run.latents[0].shape[1:]
-        return Policy(fingerprint(self.pipe, latent_shape=shape), **parts)
+        facts = fingerprint(self.pipe, latent_shape=shape, guidance=self.full.guidance)
+        return Policy(facts, **parts)
 
 
 def make_subject(row: Row) -> Subject:

@@ -170,7 +170,11 @@ def test_targets_that_are_not_finite(name: str, number: float) -> None:
     [
         ({"speedup": 0.0}, "speedup must be a finite number of at least 1, got 0"),
         ({"speedup": 0.99}, "speedup must be a finite number of at least 1, got 0.99"),
-        ({"compute_steps": 0}, "compute_steps must be at least 1, got 0"),
+        ({"compute_steps": 0}, "compute_steps must be an integer of at least 1, got 0"),
+        ({"compute_steps": float("nan")}, "an integer of at least 1, got nan"),
+        ({"compute_steps": float("inf")}, "an integer of at least 1, got inf"),
+        ({"compute_steps": 2.5}, "an integer of at least 1, got 2.5"),
+        ({"min_psnr": 0.0}, "min_psnr must be a finite number of dB above 0, got 0"),
         ({"speedup": 2.0, "min_psnr": 30.0}, "give one target, not speedup and min_psnr"),
     ],
 )

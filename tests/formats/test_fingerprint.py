@@ -89,7 +89,7 @@ def test_every_field_has_a_level_and_the_worst_come_first() -> None:
     assert ours.compare(ours) == []
     other = Fingerprint(**{name: value for name, (value, _) in LEVELS.items()})  # type: ignore[arg-type]
     levels = [difference.level for difference in ours.compare(other)]
-    assert levels == ["fatal"] * 3 + ["warning"] * 4 + ["note"] * 8
+    assert levels == ["fatal"] * 3 + ["warning"] * 4 + ["note"] * 4
 
 
 def test_differences_name_the_entry_of_a_mapping() -> None:
@@ -102,6 +102,21 @@ def test_differences_name_the_entry_of_a_mapping() -> None:
     assert [d.field for d in extra.compare(ours)] == ["scheduler_config.beta"]
     (long,) = ours.compare(replace(ours, pipeline="x" * 200))
     assert str(long) == f"pipeline is '{'x' * 75} ..., was 'FluxPipeline'"
+
+
+def test_another_scheduler_lists_only_what_differs() -> None:
+    """Settings that one of two classes does not have are none of the other."""
+    ours = fingerprint(scheduler_config={"shift": 3.0, "num_train_timesteps": 1000, "a": None})
+    other = fingerprint(
+        scheduler="UniPCMultistepScheduler",
+        scheduler_config={"num_train_timesteps": 1000, "solver_order": 2, "a": 1},
+    )
+    assert [str(difference) for difference in ours.compare(other)] == [
+        "scheduler is 'UniPCMultistepScheduler', was 'FlowMatchEulerDiscreteScheduler'",
+        "scheduler_config.a is 1, was None",
+    ]
+    shifted = fingerprint(scheduler_config=dict(ours.scheduler_config) | {"shift": 5.0})
+    assert [str(d) for d in ours.compare(shifted)] == ["scheduler_config.shift is 5.0, was 3.0"]
 
 
 @pytest.mark.parametrize(

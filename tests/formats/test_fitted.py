@@ -71,6 +71,11 @@ def test_print_shows_schedule_and_measurements() -> None:
         (plan, measured + "46.5 dB PSNR to the full run, 1.30x faster"),
         (replace(plan, validation=(row,)), measured + "identical to the full run, 1.30x faster"),
         (replace(plan, validation=()), "not measured; predicted error of the latent 0.001"),
+        (
+            replace(plan, validation=(replace(row, prompts=1, heldout=False),)),
+            "measured on 1 calibration prompt with other seeds, not held out: identical to the "
+            "full run, 1.30x faster",
+        ),
     ):
         assert str(shown) == f"{head}\n██·█\n{last}"
     assert str(paper_plan()) == "paper: 3 of 4 steps computed, 1.33x fewer\n██·█"
@@ -162,6 +167,7 @@ def test_more_steps_than_a_file_can_hold_are_refused() -> None:
         ({"speedup": -1.0}, "speedup must be at least 0, got -1"),
         ({"prompts": 0}, "prompts must be from 1"),
         ({"prompts": 1.0}, "prompts must be an integer, got float"),
+        ({"heldout": 1}, "heldout must be a boolean, got int"),
     ],
 )
 def test_bad_validation_row(changes: dict[str, Any], sentence: str) -> None:
@@ -193,6 +199,8 @@ def test_bad_validation_row(changes: dict[str, Any], sentence: str) -> None:
         ({"plans.0.validation": [[]]}, r"plans\[0\].validation\[0\] must be an object"),
         ({"plans.0.validation.1.psnr": "inf"}, r"validation\[1\].psnr must be a number"),
         ({"plans.0.validation.1.computed_steps": 5}, "computed_steps must be from 1 to 4, got 5"),
+        ({"plans.0.validation.0.heldout": 1}, r"validation\[0\].heldout must be a boolean"),
+        ({"plans.1.validation.0.heldout": None}, r"validation\[0\].heldout must be a boolean"),
     ],
 )
 def test_bad_records_are_refused(changes: dict[str, object], sentence: str) -> None:

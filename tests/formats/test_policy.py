@@ -91,6 +91,21 @@ def test_print_shows_the_profile_and_every_plan() -> None:
     assert repr(golden_paper_policy()) == "<policy for FluxPipeline: no profile, 1 plan>"
 
 
+def test_repr_of_a_policy_and_its_parts_shows_no_tensors() -> None:
+    policy = golden_policy()
+    profile = golden_profile().profile
+    assert profile is not None
+    assert repr(profile) == "<profile of 2 runs of 4 steps>"
+    assert repr(make_profile(4, 1)) == "<profile of 1 run of 4 steps>"
+    assert repr(profile.schedule) == "<schedule of 4 steps, sigma 1 to 0>"
+    assert repr(profile.statistics) == "<statistics of 2 runs of 4 steps>"
+    assert repr(policy.default.plan) == "TrajectoryPlan(compute_steps=(0, 1, 3))"
+    paper = golden_paper_policy().default.plan
+    assert repr(paper) == "PaperPlan(compute_steps=(0, 1, 3), reuse='residual')"
+    parts = (policy, *policy.plans, *policy.fits, *policy.frontier, policy.fingerprint)
+    assert not any("tensor" in repr(part) for part in parts)
+
+
 def test_the_first_plan_is_the_default() -> None:
     policy = golden_policy()
     assert policy.default is policy.plans[0]

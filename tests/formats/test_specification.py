@@ -116,7 +116,13 @@ def test_objects_have_the_keys_of_the_tables(name: str) -> None:
         run = {"arguments", "elements", "prompt", "seed"}
         assert fields["profile"].keys() | run == keys_of("Profile")
         assert all(found.keys() == run for found in fields["profile"]["runs"])
-    row = {"computed_steps", "prompts", "psnr", "speedup"}  # and "method", which both have
+    row = {
+        "computed_steps",
+        "heldout",
+        "prompts",
+        "psnr",
+        "speedup",
+    }  # and "method", which both have
     own = {"trajectory": {"history"}, "paper": {"gain_shape", "reuse"}}
     for plan in fields["plans"]:
         assert plan.keys() == keys_of("Plans") - row | own[plan["method"]]
@@ -190,6 +196,7 @@ def test_trajectory_plans() -> None:
     assert tensors["plan.0.target"] == ([5], tensors["profile.latents"][1][-5:])
     assert rows[0] == {
         "computed_steps": 3,
+        "heldout": True,
         "method": "policy",
         "prompts": 24,
         "psnr": 46.5,
@@ -197,6 +204,7 @@ def test_trajectory_plans() -> None:
     }
     assert rows[2]["psnr"] is None
     assert (second["compute_steps"], second["num_steps"], second["target"]) == ([0, 2], 3, False)
+    assert [(row["heldout"], row["prompts"]) for row in second["validation"]] == [(False, 1)]
     assert second["measured_error"] is second["predicted_error"] is second["target_psnr"] is None
     assert tensors["plan.1.coefficients"] == ([3, 2], numbers(6, 1))
 

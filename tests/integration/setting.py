@@ -102,7 +102,8 @@ def make_setting(name: str, **changes: Any) -> Setting:
         case = replace(case, arguments=case.arguments | changes)
     pipe = case.build()
     full = record(pipe, **call_arguments(case))
-    facts = fingerprint(pipe, latent_shape=full.run.latents[0].shape[1:])
+    shape = full.run.latents[0].shape[1:]
+    facts = fingerprint(pipe, latent_shape=shape, guidance=full.guidance)
     return Setting(pipe, case, full.run, full.schedule, facts)
 
 

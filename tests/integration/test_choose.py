@@ -172,6 +172,24 @@ def test_other_targets_without_a_profile() -> None:
         assert run(handle) == (10, 4)
 
 
+@pytest.mark.parametrize(
+    ("provenance", "name"),
+    [
+        ({"model": "emoji-flux"}, "emoji-flux"),
+        ({"model": "one\ntwo"}, "RingSampling"),  # of merged profiles
+        ({}, "RingSampling"),
+    ],
+)
+def test_a_run_of_other_steps_names_the_model(provenance: dict[str, str], name: str) -> None:
+    """As it was given, or its pipeline; not where its weights are."""
+    policy = replace(profiled(), profile=None, frontier=(), provenance=provenance)
+    with (
+        attach(sampling(), policy) as handle,
+        pytest.raises(PolicyError, match=f"12 steps, .* or calibrate {name} at these settings"),
+    ):
+        run(handle, 12)
+
+
 def test_plan_of_the_papers_method_is_followed_as_the_default_only() -> None:
     """It may change the sigmas, and nobody asks for that with a number of computed steps."""
     steps, sigmas = (0, 2, 5, 9), sampling().schedule().sigmas

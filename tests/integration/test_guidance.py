@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,11 +17,13 @@ from ertacache.integration.identity import fingerprint
 from ertacache.integration.record import record
 from tests.compatibility import image, newer, video
 from tests.integration.reference import replayed
+from tests.integration.sampling import Sampling, make
 from tests.integration.setting import (
     COMPUTED,
     STEPS,
     Setting,
     fitted_plan,
+    make_setting,
     trajectory_plan,
     watch_steps,
 )
@@ -57,7 +60,8 @@ def policy_of(pipe: Any, call: dict[str, Any]) -> Policy:
     shape = full.run.latents[0].shape[1:]
     plan = trajectory_plan(full.schedule.nominal, COMPUTED)
     fitted = fitted_plan(plan, full.schedule)
-    return Policy(fingerprint(pipe, latent_shape=shape), plans=(fitted,))
+    facts = fingerprint(pipe, latent_shape=shape, guidance=full.guidance)
+    return Policy(facts, plans=(fitted,))
 
 
 @pytest.mark.parametrize("title", list(GUIDANCE))
@@ -92,8 +96,106 @@ def test_true_guidance_between_calls(flux: Setting) -> None:
     """Two calls per step in one run, one in the next: nothing of the first is left."""
     guided = {"true_cfg_scale": 2.0, "negative_prompt": "black"}
     with attach(flux.pipe, flux.trajectory_policy()) as handle:
-        strong = flux.generate(**guided)
+        with pytest.warns(UserWarning, match=r"true_cfg_scale is 2\.0, was 1\.0"):
+            strong = flux.generate(**guided)
         assert handle.stats.last.denoiser_calls == 2 * len(COMPUTED)
         assert not torch.equal(flux.attached, strong)
         assert torch.equal(flux.generate(), flux.attached)
         assert torch.equal(flux.generate(**guided), strong)
+
+
+OTHER = "the policy was calibrated under other conditions: "
+
+
+def differences(generate: Callable[..., Any], **changes: Any) -> list[str]:
+    """What is reported of a run."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        generate(**changes)
+    sentences = [str(warning.message) for warning in seen]
+    return [text.removeprefix(OTHER) for text in sentences if text.startswith(OTHER)]
+
+
+def test_true_cfg_scale_from_two_to_five() -> None:
+    """Reported in whichever run it changes, once; the guidance that is embedded is another."""
+    strong = make_setting("flux", true_cfg_scale=2.0, negative_prompt="black")
+    assert strong.facts.guidance == {"guidance_scale": (3.5,), "true_cfg_scale": (2.0,)}
+    with attach(strong.pipe, strong.trajectory_policy()):
+        assert differences(strong.generate) == []
+        found = differences(strong.generate, true_cfg_scale=5.0)
+        assert found == ["true_cfg_scale is 5.0, was 2.0"]
+        assert differences(strong.generate, true_cfg_scale=6.0) == []
+        found = differences(strong.generate, true_cfg_scale=5.0, guidance_scale=2.0)
+        assert found == ["guidance_scale is 2.0, was 3.5"]
+
+
+def test_guidance_without_effect(flux: Setting) -> None:
+    """Without a negative prompt: as calibrated, it is no difference."""
+    idle = make_setting("flux", true_cfg_scale=4.0)
+    with attach(idle.pipe, idle.trajectory_policy()):
+        assert differences(idle.generate) == []
+    with attach(flux.pipe, flux.trajectory_policy()):  # calibrated without the argument
+        assert differences(flux.generate, true_cfg_scale=1.0) == []
+
+
+def test_guidance_of_one_expert(experts: Setting) -> None:
+    assert experts.facts.guidance == {"guidance_scale": (5.0,), "guidance_scale_2": (3.0,)}
+    with attach(experts.pipe, experts.trajectory_policy((0, 1, 3, 4, 5, 6, 7))):
+        assert differences(experts.generate) == []
+        found = differences(experts.generate, guidance_scale_2=4.0)
+        assert found == ["guidance_scale_2 is 4.0, was 3.0"]
+
+
+class Unknown(Sampling):
+    """A pipeline of one's own: its guidance is in no property."""
+
+    def __init__(self) -> None:
+        super().__init__(make("FlowMatchEulerDiscreteScheduler"))
+        del self.guidance_scale
+
+    def __call__(  # type: ignore[override]
+        self, *, guidance_scale: float = 2.0, use_cfg: bool = False, **more: Any
+    ) -> Tensor:
+        given = {k: v for k, v in more.items() if k != "audio_guidance_scale"}
+        return super().__call__(**given)
+
+
+def test_guidance_of_a_pipeline_of_ones_own() -> None:
+    """Its arguments, also those that it takes as keywords, and their defaults."""
+    pipe = Unknown()
+    full = record(pipe, audio_guidance_scale=3)
+    assert full.guidance == {
+        "audio_guidance_scale": (3.0,),
+        "guidance_scale": (2.0,),
+        "use_cfg": (0.0,),
+    }
+    facts = fingerprint(pipe, latent_shape=(3, 4), guidance=full.guidance)
+    plan = trajectory_plan(full.schedule.nominal, COMPUTED)
+    policy = Policy(facts, plans=(fitted_plan(plan, full.schedule),))
+    with attach(pipe, policy):
+        assert differences(pipe, audio_guidance_scale=3, guidance_scale=2) == []
+        found = differences(pipe, audio_guidance_scale=4, use_cfg=True)
+        assert found == ["audio_guidance_scale is 4.0, was 3.0, use_cfg is 1.0, was 0.0"]
+    # One that the policy does not know is as calibrated if it has its default.
+    with attach(pipe, replace(policy, fingerprint=replace(facts, guidance={}))):
+        assert differences(pipe) == []
+        assert differences(pipe, guidance_scale=2.5) == ["guidance_scale is 2.5, was 2.0"]
+
+
+def test_a_loop_that_is_no_call_of_the_pipeline() -> None:
+    """Its arguments are not known, the property is."""
+    sampling = Sampling(make("FlowMatchEulerDiscreteScheduler"))
+    full = record(sampling)
+    assert full.guidance == {"guidance_scale": (1.0,)}
+
+    def loop(scale: float) -> None:
+        sampling.guidance_scale = scale
+        scheduler, x = sampling.scheduler, full.run.latents[0]
+        scheduler.set_timesteps(full.run.num_steps)
+        for t in scheduler.timesteps:
+            x = scheduler.step(sampling.unet(x, t), t, x).prev_sample
+
+    policy = sampling.policy(trajectory_plan(full.schedule.nominal, COMPUTED))
+    with attach(sampling, policy):
+        assert differences(loop, scale=1.0) == []
+        assert differences(loop, scale=2.0) == ["guidance_scale is 2.0, was 1.0"]

@@ -7,18 +7,29 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import FluxImg2ImgPipeline, WanVideoToVideoPipeline
+from diffusers import (
+    FluxImg2ImgPipeline,
+    FluxInpaintPipeline,
+    StableDiffusion3Img2ImgPipeline,
+    WanVideoToVideoPipeline,
+)
 from torch import Tensor
 
 from ertacache.core.plans import TrajectoryPlan
-from ertacache.formats.policy import Policy
+from ertacache.formats.policy import Policy, PolicyError
 from ertacache.integration.attach import attach
 from ertacache.integration.record import record
 from tests.integration.reference import replayed
 from tests.integration.rings import RingSampling
 from tests.integration.sampling import DETERMINISTIC, STEPS, make
-from tests.integration.setting import Setting, count_calls, fitted_plan, watch_steps
-from tests.integration.tiny import call_arguments, quiet
+from tests.integration.setting import (
+    Setting,
+    count_calls,
+    fitted_plan,
+    make_setting,
+    watch_steps,
+)
+from tests.integration.tiny import CASES, call_arguments, quiet
 
 # Some schedulers make an array of a tensor in a way that numpy is about to drop.
 pytestmark = [
@@ -171,6 +182,35 @@ def test_image_to_image(name: str, build: Any, request: pytest.FixtureRequest) -
             assert not torch.equal(result, full[strength])
     for strength, expected in full.items():
         assert torch.equal(image_to_image(strength), expected)
+
+
+PARTS = {
+    "flux": (FluxImg2ImgPipeline, FluxInpaintPipeline),
+    "sd3": (StableDiffusion3Img2ImgPipeline,),
+}
+
+
+@pytest.mark.parametrize("name", list(PARTS))
+def test_a_policy_on_image_to_image_and_inpainting(name: str) -> None:
+    """Built from the parts of the calibrated pipeline; what matters is network and scheduler."""
+    setting = make_setting(name)
+    policy, noise = setting.policy(profile=setting.profile()), torch.Generator().manual_seed(1)
+    given = {"image": torch.rand(1, 3, 32, 32, generator=noise)}
+    mask = {"mask_image": torch.ones(1, 1, 32, 32)}
+    parts = setting.pipe.components
+    for kind in PARTS[name]:
+        pipe = quiet(kind(**parts))
+        call = given | (mask if "Inpaint" in kind.__name__ else {})
+        with attach(pipe, policy, speedup=2.0) as handle:
+            for strength, steps in ((0.75, 6), (0.25, 2)):
+                pipe(**call_arguments(setting.case, strength=strength, **call))
+                last = handle.stats.last
+                assert last.computed_steps == max(2, steps // 2)
+                assert last.computed_steps + last.reused_steps == steps
+            assert handle.policy.fingerprint.pipeline == type(setting.pipe).__name__
+    pipe.transformer = CASES["wan"].build().transformer
+    with pytest.raises(PolicyError, match="for another pipeline: denoiser is 'WanTransformer3D"):
+        attach(pipe, policy, speedup=2.0)
 
 
 def test_record_of_image_to_image(flux: Setting) -> None:

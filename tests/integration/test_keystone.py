@@ -100,7 +100,7 @@ def test_both_methods_on_the_bundled_model() -> None:
     gram, update = profile_run(full.run).gram, full.schedule.nominal
     (plan,) = fit_plans(gram, update, schedules=[computed], fit=Fit())
     denoise = flux_denoiser(pipe, **call)
-    facts = fingerprint(pipe, latent_shape=noise.shape[1:])
+    facts = fingerprint(pipe, latent_shape=noise.shape[1:], guidance=full.guidance)
     for made in (plan, paper_plan(sigmas, computed)):
         stepper = make_stepper(made)
         expected = run(denoise, noise, stepper, sigmas=sigmas, solver=OriginalSteps)[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import Any
 
 import pytest
@@ -11,16 +12,19 @@ from torch import nn
 
 from ertacache.integration.private_api import (
     HOOK,
+    CallEndWatcher,
     DetachedHook,
     HookRegistration,
     ModelHook,
     ProgressBarWatcher,
     begin_index,
+    call_arguments,
     check_free,
     clear_history,
     final_alpha,
     find_hook,
     fresh_copy,
+    in_call,
     keeps_history,
     set_step_index,
     unwrap,
@@ -161,3 +165,72 @@ def test_begin_index_and_final_alpha() -> None:
     assert begin_index(ddim) is None  # it has none
     assert final_alpha(ddim) == float(ddim.alphas_cumprod[0])  # set_alpha_to_one is off
     assert final_alpha(flow) == 1.0
+
+
+class Holder:
+    """Something whose end can be seen."""
+
+
+class Calling:
+    """A pipeline that asks for its arguments, and drops one of its variables afterwards."""
+
+    def __init__(self, scheduler: object = None) -> None:
+        self.scheduler = scheduler or object()
+
+    def __call__(self, first: int, *rest: int, scale: float = 2.0, **more: Any) -> Any:
+        kept = Holder()
+        seen = weakref.ref(kept)
+        found = call_arguments(more.pop("read", self))
+        assert in_call(self)
+        del kept
+        return found, seen()
+
+
+class Wrapping(Calling):
+    def __call__(self, **more: Any) -> Any:  # type: ignore[override]
+        return super().__call__(1, scale=4.0, **more)
+
+
+class Wrapped:
+    """An object around a pipeline."""
+
+    def __init__(self, pipe: Any) -> None:
+        self._pipe = pipe
+
+    @property
+    def scheduler(self) -> Any:
+        return self._pipe.scheduler
+
+    def __call__(self, **call: Any) -> Any:
+        return self._pipe(1, read=self, **call)
+
+
+def test_the_arguments_of_a_call() -> None:
+    """Of this pipeline and no other, its innermost call first, with defaults; nothing is kept."""
+    pipe = Calling()
+    found, kept = pipe(1, 2, 3, style="x")
+    assert found == {"first": (1, None), "scale": (2.0, 2.0), "style": ("x", None)}
+    assert kept is None
+    found, _ = Wrapping()(other=5)
+    assert found == {"first": (1, None), "scale": (4.0, 2.0), "other": (5, None)}
+    assert call_arguments(pipe) == {}
+    assert not in_call(pipe)
+    found, _ = pipe(1, read=Calling())
+    assert found == {}
+    found, _ = Wrapped(pipe)(style="x")
+    assert found == {"first": (1, None), "scale": (2.0, 2.0), "style": ("x", None)}
+
+
+def test_the_end_of_a_call_is_watched_until_removed(flux: Setting) -> None:
+    ends: list[int] = []
+    watcher = CallEndWatcher(flux.pipe, on_end=lambda: ends.append(1))
+    flux.generate()
+    assert ends == [1]
+    twin = copy.deepcopy(flux.pipe)
+    twin.maybe_free_model_hooks()  # not of the pipeline that is watched
+    assert ends == [1]
+    watcher.remove()
+    flux.pipe.maybe_free_model_hooks()
+    assert ends == [1]
+    assert "maybe_free_model_hooks" not in vars(flux.pipe)
+    CallEndWatcher(Sampling(make("DDIMScheduler")), on_end=lambda: None).remove()

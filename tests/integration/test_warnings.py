@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from ertacache.core.plans import TrajectoryPlan
 from ertacache.formats.policy import Policy, PolicyError
 from ertacache.integration.attach import attach
-from ertacache.integration.schedulers import first_order_update
+from ertacache.integration.record import record
+from ertacache.integration.schedulers import SchedulerError, first_order_update
 from tests.integration.reference import replayed
 from tests.integration.sampling import STEPS, Field, Sampling, make
 from tests.integration.setting import (
@@ -249,3 +253,98 @@ def test_outputs_that_are_overwritten(method: str, cache_device: str | None) -> 
         with attach(sampling, policy_of(sampling, method), cache_device=cache_device):
             results.append(sampling())
     assert torch.equal(*results)
+
+
+class OwnLoop(Sampling):
+    """Updates its latent itself; begins, goes on and ends as it is asked to."""
+
+    def __init__(self) -> None:
+        super().__init__(make("FlowMatchEulerDiscreteScheduler"))
+
+    def progress_bar(self, **_: Any) -> Any:
+        return tqdm(disable=True)
+
+    def maybe_free_model_hooks(self) -> None:
+        """As the pipelines of diffusers do at their end."""
+
+    @torch.no_grad()
+    def __call__(
+        self, begin: str = "set_timesteps", end: str = "", steps: int = STEPS, **_: Any
+    ) -> Tensor:
+        scheduler = copy.deepcopy(self.scheduler) if begin == "a copy" else self.scheduler
+        if begin:
+            scheduler.set_timesteps(STEPS)
+        x, sigmas = torch.ones(2, 3, 4), torch.linspace(1, 0, STEPS + 1)
+        with self.progress_bar() if end == "progress bar" else nullcontext():
+            for k in range(steps):
+                x = x + (sigmas[k + 1] - sigmas[k]) * self.unet(x, 1000 * sigmas[k])
+            if steps < STEPS:
+                raise KeyboardInterrupt
+        if end == "end of the call":
+            self.maybe_free_model_hooks()
+        return x
+
+
+NO_EFFECT = "had no effect.*: the loop called the network 10 times, but never {} of pipe.scheduler"
+
+
+@pytest.mark.parametrize("begin", ["set_timesteps", "a copy", ""])
+@pytest.mark.parametrize("end", ["progress bar", "end of the call"])
+def test_a_loop_that_never_calls_step(begin: str, end: str) -> None:
+    """Said at the end of the call, once."""
+    loop = OwnLoop()
+    method = "step" if begin == "set_timesteps" else "set_timesteps"
+    policy, full = policy_of(euler(), "trajectory"), loop(begin)
+    with attach(loop, policy):
+        with pytest.warns(UserWarning, match=NO_EFFECT.format(method)) as seen:
+            assert torch.equal(loop(begin, end), full)
+        assert len(seen) == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loop(begin, end)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(SchedulerError, match="never called the step of its scheduler"):
+            record(loop, begin=begin, end=end)
+
+
+@pytest.mark.parametrize(
+    ("begin", "touch"),
+    [("set_timesteps", "the next run"), ("set_timesteps", "detach"), ("", "detach")],
+)
+def test_a_loop_that_never_calls_step_and_whose_end_is_not_seen(begin: str, touch: str) -> None:
+    loop = OwnLoop()
+    handle = attach(loop, policy_of(euler(), "trajectory"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loop(begin)
+    method = "step" if begin else "set_timesteps"
+    with pytest.warns(UserWarning, match=NO_EFFECT.format(method)):
+        Sampling.__call__(loop) if touch == "the next run" else handle.detach()
+    handle.detach()
+
+
+@pytest.mark.filterwarnings("error:the policy had no effect")
+@pytest.mark.parametrize("end", ["progress bar", "end of the call", ""])
+def test_loops_that_the_policy_has_an_effect_on_or_that_break_off(end: str) -> None:
+    """Nor is anything said of calls of the network alone."""
+    loop = OwnLoop()
+    policy = policy_of(euler(), "trajectory")
+    with attach(loop, policy) as handle:
+        for begin in ("set_timesteps", ""):
+            with pytest.raises(KeyboardInterrupt):
+                loop(begin, end, steps=1)
+        Sampling.__call__(loop)
+        loop.maybe_free_model_hooks()
+        for _ in range(3):
+            loop.unet(torch.ones(2, 3, 4), torch.tensor(1.0))
+        assert handle.stats.last.reused_steps == STEPS - len(PLANNED)
+    with pytest.raises(KeyboardInterrupt), attach(loop, policy):
+        loop("set_timesteps", end, steps=STEPS - 1)
+
+
+@pytest.mark.filterwarnings("error:the policy had no effect")
+def test_pipelines_that_the_policy_has_an_effect_on(setting: Setting) -> None:
+    with attach(setting.pipe, setting.trajectory_policy()):
+        setting.generate()
+        setting.generate(output_type="pt")

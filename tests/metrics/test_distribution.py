@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,16 @@ def test_the_kernel_distance_has_no_bias() -> None:
     draws = [torch.randn(2, 10, 4, generator=generator) for _ in range(400)]
     values = torch.tensor([polynomial_mmd(a, b) for a, b in draws])
     assert abs(values.mean()) < 3 * values.std() / 20
+
+
+def test_kid_of_few_images_has_a_warning() -> None:
+    many, few = torch.zeros(50, 2), torch.zeros(2, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        polynomial_mmd(many, many)
+    for pair, numbers in (((many, few), "50 and 2"), ((few, many), "2 and 50")):
+        with pytest.warns(UserWarning, match=f"KID of {numbers} images is unreliable: .* 50 on"):
+            polynomial_mmd(*pair)
 
 
 def test_what_cannot_be_compared_is_refused() -> None:

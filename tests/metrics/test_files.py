@@ -81,3 +81,9 @@ def test_what_cannot_be_paired_is_refused(tmp_path: Path) -> None:
         pair_files(a, b / "2.png")
     with pytest.raises(ValueError, match="does not exist"):
         pair_files(a, tmp_path / "absent")
+
+
+def test_what_a_killed_writer_left_is_not_compared(tmp_path: Path) -> None:
+    for name in ("a.png", ".ertacache-00.png", ".hidden.png"):
+        Image.new("RGB", (4, 4)).save(tmp_path / name)
+    assert list(media_files(tmp_path)) == ["a.png"]

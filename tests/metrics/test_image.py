@@ -7,7 +7,7 @@ import torch
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
 from ertacache.metrics import psnr, ssim
-from ertacache.metrics.image import to_image
+from ertacache.metrics.image import to_image, to_pixels
 
 
 def pair(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,3 +79,16 @@ def test_pixels_of_an_image_are_scaled_without_interpolation() -> None:
     assert image.size == (6, 6)
     assert image.getpixel((3, 0)) == (255, 0, 0)
     assert image.getpixel((2, 0)) == (0, 0, 0)
+
+
+def test_results_of_any_form_become_tensors() -> None:
+    """Images, arrays with the channels last, and lists of either, as a video is; tensors stay."""
+    pixels = torch.arange(2 * 3 * 2 * 4).reshape(2, 3, 2, 4) / 255
+    images = [to_image(frame) for frame in pixels]
+    array = pixels.movedim(-3, -1).numpy()
+    assert to_pixels(pixels) is pixels
+    assert torch.equal(to_pixels(array), pixels)
+    for found in (to_pixels(images), to_pixels((array * 255).round().astype("uint8"))):
+        torch.testing.assert_close(found, pixels)
+    assert to_pixels([images, images]).shape == (2, 2, 3, 2, 4)
+    assert to_pixels(images[0].convert("L")).shape == (3, 2, 4)

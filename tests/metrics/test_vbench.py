@@ -16,6 +16,7 @@ from ertacache.metrics.vbench import (
     run_vbench,
     vbench_name,
 )
+from tests.formats.faults import full_disk
 
 FAKE = """#!{python}
 import json, os, pathlib, sys
@@ -124,3 +125,10 @@ def test_a_result_with_booleans_and_lists_is_read(tmp_path: Path) -> None:
     assert score.mean == 0.25
     assert score.videos == {"a-0.mp4": 1.0}
     assert score.dimension in CUSTOM_DIMENSIONS
+
+
+def test_a_full_disk_leaves_no_truncated_copy(tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").write_bytes(b"video" * 100)
+    with full_disk(), pytest.raises(OSError, match=r"a cat-0.mp4"):
+        export_videos([("a cat", tmp_path / "a.mp4")], tmp_path / "videos")
+    assert list((tmp_path / "videos").iterdir()) == []

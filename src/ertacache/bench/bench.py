@@ -24,15 +24,16 @@ from ertacache.bench.contestants import (
     POLICIES,
     Contestant,
     baseline_contestants,
-    method_names,
     policy_contestants,
 )
 from ertacache.bench.cost import count_flops, live_bytes, watch_bytes
 from ertacache.bench.journal import Cost, Journal, Record
+from ertacache.bench.methods import METHODS
 from ertacache.bench.results import FULL, TRAJECTORY, BenchRow, measured_row, write_results
 from ertacache.bench.samples import Samples
 from ertacache.bench.workload import Workload
 from ertacache.calibration.session import Progress, Stage
+from ertacache.formats.lock import locked
 from ertacache.metrics import IDENTICAL, NotAvailableError, lpips, psnr, ssim, temporal_flickering
 from ertacache.metrics.distribution import ReferenceFid, reference_images
 from ertacache.metrics.files import media_files
@@ -67,14 +68,18 @@ class Bench:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        unknown = set(self.methods) - set(method_names())
+        unknown = set(self.methods) - set(METHODS)
         if unknown:
             raise ValueError(
-                f"no such method: {', '.join(sorted(unknown))}; there are: "
-                f"{', '.join(method_names())}"
+                f"no such method: {', '.join(sorted(unknown))}; there are: {', '.join(METHODS)}"
             )
         if not self.budgets or not all(1 < budget < math.inf for budget in self.budgets):
             raise ValueError("budgets are speed-ups, each a finite number greater than 1")
+        if max(self.budgets) > self.work.steps / 2:
+            raise ValueError(
+                f"budgets of {self.work.steps} steps are at most {self.work.steps / 2:g}, so that "
+                f"two are computed, got {max(self.budgets):g}"
+            )
         if self.reference is not None:
             reference_images(self.reference)
 
@@ -95,7 +100,7 @@ class Bench:
             "command": self.command,
             "call": {key: value for key, value in self.work.session.call.items() if _plain(value)},
             "budgets": list(self.budgets),
-            "methods": list(self.methods or method_names()),
+            "methods": list(self.methods or METHODS),
             "calibration": [self.work.calibration[0].seed, len(self.work.calibration)],
             "heldout": [self.work.heldout[0].seed, len(self.work.heldout)],
             "reference": None if self.reference is None else len(media_files(self.reference)),
@@ -106,8 +111,16 @@ class Bench:
         }
 
     def run(self, stage: Stage | None = None) -> list[BenchRow]:
-        """Prepare, measure, and write the results file; return its rows."""
-        stage = stage or (lambda name: None)
+        """Prepare, measure, and write the results file; return its rows.
+
+        Raises:
+            ValueError: another process is writing the journal, or it has other settings.
+        """
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        with locked(self.journal_path):
+            return self._run(stage or (lambda name: None))
+
+    def _run(self, stage: Stage) -> list[BenchRow]:
         journal = Journal(self.journal_path, self.settings())
         contestants = self.prepare(journal, stage)
         running = [contestant for contestant in contestants if contestant.why_not is None]
@@ -126,7 +139,7 @@ class Bench:
 
     def prepare(self, journal: Journal, stage: Stage) -> list[Contestant]:
         """Every method at every budget, the full run first."""
-        work, budgets, names = self.work, self.budgets, list(self.methods or method_names())
+        work, budgets, names = self.work, self.budgets, list(self.methods or METHODS)
         policies = [name for name in names if name in POLICIES]
         baselines = [BASELINES[name] for name in names if name in BASELINES]
         contestants = [Contestant(FULL, 1.0, compute_steps=work.steps)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ertacache.baselines import BASELINES, Baseline, search_parameter
+from ertacache.baselines import Baseline, search_parameter
 from ertacache.bench.cost import count_flops
 from ertacache.bench.journal import Journal
 from ertacache.bench.results import FULL, TRAJECTORY
@@ -30,7 +30,6 @@ __all__ = [
     "POLICIES",
     "Contestant",
     "baseline_contestants",
-    "method_names",
     "policy_contestants",
 ]
 
@@ -73,11 +72,6 @@ class Contestant:
     def key(self) -> tuple[str, float]:
         """Method and budget, which identify it."""
         return self.method, self.budget
-
-
-def method_names() -> list[str]:
-    """Every method, in the order of the tables."""
-    return [*POLICIES, *BASELINES]
 
 
 def policy_contestants(

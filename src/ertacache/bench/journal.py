@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ertacache.formats.files import append_whole, write_whole
 from ertacache.formats.policy import Policy
 
 __all__ = ["Cost", "Journal", "Record"]
@@ -95,21 +96,26 @@ class Journal:
             self._read(path, settings)
         elif path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(dict(settings)) + "\n")
+            write_whole(path, json.dumps(dict(settings)) + "\n")
 
     def _read(self, path: Path, settings: Mapping[str, Any]) -> None:
-        # A line that the interruption cut off is not JSON and is measured again.
-        lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
-        found = [json.loads(line) for line in lines]
-        known = all(fields.get("kind") in _KINDS for fields in found[1:])
-        if not known or found[:1] != [json.loads(json.dumps(dict(settings)))]:
+        # The last line has no end if an interruption cut it off; it is measured again.
+        *lines, cut = path.read_bytes().split(b"\n")
+        try:
+            first, *others = [json.loads(line) for line in lines]
+            findings = [_KINDS[fields.pop("kind")](**fields) for fields in others]
+            known = first == json.loads(json.dumps(dict(settings)))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            known = False
+        if not known:
             raise ValueError(
                 f"{str(path)!r} belongs to a benchmark with other settings or versions: "
                 "delete it to start over, or write to another file"
             )
-        for fields in found[1:]:
-            self._apply(_KINDS[fields.pop("kind")](**fields))
-        path.write_text("".join(line + "\n" for line in lines))
+        for finding in findings:
+            self._apply(finding)
+        if cut:
+            write_whole(path, b"".join(line + b"\n" for line in lines))
 
     def _apply(self, finding: _Finding) -> None:
         match finding:
@@ -126,8 +132,7 @@ class Journal:
         self._apply(finding)
         if self._path is not None:
             line = {"kind": _NAMES[type(finding)]} | asdict(finding)
-            with self._path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            append_whole(self._path, json.dumps(line) + "\n")
 
     def _folder(self) -> Path:
         assert self._path is not None

@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from ertacache.bench.journal import Record
+from ertacache.formats.files import write_whole
 from ertacache.metrics import bootstrap_interval
 
 __all__ = [
@@ -187,7 +188,7 @@ def write_results(path: Path, settings: Mapping[str, Any], rows: Sequence[BenchR
     """Write a results file: the settings, then the rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {**settings, "rows": [row.to_json() for row in rows]}
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
 def read_results(path: Path) -> tuple[dict[str, Any], list[BenchRow]]:

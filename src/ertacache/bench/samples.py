@@ -11,9 +11,10 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
+from ertacache.formats.files import write_whole
 from ertacache.metrics.image import to_levels
 
 __all__ = ["SAMPLES", "Samples", "read_samples"]
@@ -40,7 +41,7 @@ class Samples:
     def save(self, prompts: Sequence[str]) -> None:
         """Write the file; ``prompts`` are those of the first batch."""
         shown = json.dumps(list(prompts[:SAMPLES]))
-        save_file(self._kept, self._path, metadata={"prompts": shown})
+        write_whole(self._path, save(self._kept, metadata={"prompts": shown}))
 
     def images(self, method: str, budget: float, batches: int) -> Tensor | None:
         """All images of a method, from 0 to 1; None for videos, or if a batch is missing."""

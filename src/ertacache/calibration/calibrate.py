@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from ertacache.calibration.paper import calibrate_paper, check_one_call
 from ertacache.calibration.profile import profile_runs
 from ertacache.calibration.refit import REFIT_PROMPTS, check_refit_prompts, refit_budget
-from ertacache.calibration.session import HELDOUT_SEED, Session, Stage, number_runs
+from ertacache.calibration.session import HELDOUT_SEED, Session, Stage
 from ertacache.calibration.solve import (
     Method,
     PaperOptions,
@@ -20,7 +21,7 @@ from ertacache.calibration.solve import (
     solve,
 )
 from ertacache.calibration.trial import measure_fits, with_frontier
-from ertacache.calibration.validate import validate
+from ertacache.calibration.validate import NOT_HELD_OUT, hold_out, validate
 from ertacache.core.plans import Reuse, Target
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
@@ -34,6 +35,9 @@ SPEEDUPS = (2.0, 3.0)
 """Speed-ups that are refitted unless others are given."""
 
 TRIES = 3
+OVERLAP = (
+    "{} of {} calibration prompts are to be validated on, too, and are left out of the calibration"
+)
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,10 @@ def calibrate(
         reuse: the paper's method: what a reused step returns.
         adjust_timesteps: the paper's method: adjust the sigma schedule.
         rectify: the paper's method: rectify reused outputs.
-        heldout: prompts to validate on; by default a quarter of ``prompts`` is held out.
+        heldout: prompts to validate on; by default a quarter of ``prompts`` is held out. What is
+            held out is not calibrated on, neither here nor with runs at ``profile_path``. Only
+            where nothing would remain, as with a single prompt, the same prompts are validated on
+            with other seeds: a warning, and marked in the measurements.
         seed: seed of the first prompt's noise; the others count up.
         batch_size: prompts per call of the pipeline, and of the network during the refit.
         refit: run trials and refit in closed loop; the paper's method: calibrate on the network.
@@ -204,9 +211,21 @@ class _Runs:
         refitted: int,
     ) -> _Runs:
         """Number the prompts; a quarter is held out unless others are given."""
-        fitted, unseen = _split(prompts, heldout)
-        runs = session.number_runs(fitted, seed)
-        return cls(runs, runs[:refitted], session.number_runs(unseen, seed + HELDOUT_SEED))
+        runs = session.number_runs(prompts, seed)
+        validated = _last_quarter(prompts) if heldout is None else heldout
+        unseen, held = session.number_runs(validated, seed + HELDOUT_SEED), set(validated)
+        fitted = [run for run in runs if run.prompt not in held]
+        if not fitted:
+            warnings.warn(NOT_HELD_OUT, stacklevel=3)
+            fitted = runs
+        elif heldout is not None and len(fitted) < len(runs):
+            warnings.warn(OVERLAP.format(len(runs) - len(fitted), len(runs)), stacklevel=3)
+        return cls(fitted, fitted[:refitted], unseen)
+
+    @property
+    def disjoint(self) -> bool:
+        """Whether no prompt is both calibrated and validated on."""
+        return not {run.prompt for run in self.calibration} & {run.prompt for run in self.heldout}
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,7 +260,10 @@ class _Calibration:
             keep=self.runs.refitted,
             provenance=provenance,
         )
-        return replace(known, plans=())
+        known = replace(known, plans=())
+        if not self.runs.disjoint:
+            return known
+        return hold_out(known, {run.prompt for run in self.runs.heldout})
 
     def trajectory(self, policy: Policy) -> Policy:
         """The policy with a validated plan for every target."""
@@ -335,12 +357,7 @@ def _predicted_budget(policy: Policy, psnr: float, *, above: int) -> int | None:
     return min(found, key=found.__getitem__, default=None)
 
 
-def _split(prompts: Sequence[str], heldout: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """Calibration and held-out prompts; a quarter is held out unless others are given."""
-    if heldout is not None:
-        return list(prompts), list(heldout)
-    number_runs(prompts)
-    if len(prompts) < 2:
-        return list(prompts), list(prompts)  # another seed is all there is to hold out
-    count = max(1, len(prompts) // 4)
-    return list(prompts[:-count]), list(prompts[-count:])
+def _last_quarter(prompts: Sequence[str]) -> list[str]:
+    """The last quarter of the different prompts, at least one."""
+    different = list(dict.fromkeys(prompts))
+    return different[-max(1, len(different) // 4) :]

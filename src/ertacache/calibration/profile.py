@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 import ertacache
 from ertacache.calibration.session import Progress, Session
 from ertacache.core.gram import Trajectory, profile_run
+from ertacache.core.groups import GroupStatistics
+from ertacache.formats.lock import locked
 from ertacache.formats.policy import Policy, PolicyError
 from ertacache.formats.profile import Profile, ProfiledPrompt
-from ertacache.integration.identity import current_guidance, fingerprint
+from ertacache.integration.identity import fingerprint, guidance_number
 from ertacache.integration.private_api import Pipeline
 
 __all__ = ["call_guidance", "check_continued", "profile", "profile_runs"]
@@ -40,7 +43,8 @@ def profile(
         prompts: the calibration prompts.
         seed: seed of the first prompt's noise; the others count up.
         batch_size: prompts per call of the pipeline.
-        path: file to write after every batch. If it is there, its runs are not run again.
+        path: file to write after every batch. If it is there, its runs are not run again. No other
+            process can write it meanwhile.
         progress: called with the runs done and the runs in all.
         provenance: strings to keep in the profile besides the call, such as the command line.
         **call: arguments of the pipeline, such as ``num_inference_steps`` and ``height``.
@@ -50,6 +54,7 @@ def profile(
 
     Raises:
         PolicyError: if the file at ``path`` is damaged or of another pipeline.
+        ValueError: if another process is writing it.
     """
     session = Session(pipe, call, batch_size=batch_size, stage=lambda name: progress)
     return profile_runs(
@@ -66,23 +71,37 @@ def profile_runs(
     keep: Collection[ProfiledPrompt] = (),
 ) -> Policy:
     """Profile numbered runs in a session, which keeps the latents of ``keep``."""
+    with nullcontext() if path is None else locked(path):
+        return _continue_profile(session, runs, path=path, provenance=provenance, keep=keep)
+
+
+def _continue_profile(
+    session: Session,
+    runs: Sequence[ProfiledPrompt],
+    *,
+    path: str | os.PathLike[str] | None,
+    provenance: Mapping[str, str] | None,
+    keep: Collection[ProfiledPrompt],
+) -> Policy:
+    """Profile the runs that are missing in the file at ``path``, which is locked."""
     known = None if path is None or not Path(path).exists() else Policy.load(path)
     if known is not None:
         check_continued(known, session)
     done_before = () if known is None or known.profile is None else known.profile.runs
     missing = [run for run in runs if run not in done_before]
-    if known is not None and known.plans and missing:
+    if known is not None and (known.plans or known.fits) and missing:
         raise PolicyError(
-            "the policy there holds fitted plans, which would be lost if runs were added to its "
-            "profile: write to another file"
+            f"the policy there holds {'fitted plans' if known.plans else 'measured fits'}, which "
+            "would be lost if runs were added to its profile: write to another file"
         )
     done, progress = len(runs) - len(missing), session.progress("profile")
     origin = {
         "ertacache": ertacache.__version__,
         "call": _call_text(session.call | session.varied),
     }
+    folds = session.folds(runs)
     for batch in session.batches(missing):
-        fresh = _profile_batch(session, batch, keep)
+        fresh = _profile_batch(session, batch, keep, folds)
         fresh = replace(fresh, provenance=origin | dict(provenance or {}))
         known = fresh if known is None else known.merge(fresh)
         if path is not None:
@@ -95,29 +114,39 @@ def profile_runs(
 
 
 def _profile_batch(
-    session: Session, batch: Sequence[ProfiledPrompt], keep: Collection[ProfiledPrompt]
+    session: Session,
+    batch: Sequence[ProfiledPrompt],
+    keep: Collection[ProfiledPrompt],
+    folds: Mapping[ProfiledPrompt, int],
 ) -> Policy:
     found = session.record(batch, phase="profile", keep=keep)
     run = Trajectory(
         tuple(x.cpu() for x in found.run.latents), tuple(v.cpu() for v in found.run.outputs)
     )
+    # What the call was run with; of a varied argument all values, so that batches can be merged.
+    recorded = {k: values for k, values in found.guidance.items() if k not in session.varied}
     facts = fingerprint(
         session.pipe,
         latent_shape=run.latents[0].shape[1:],
-        guidance=current_guidance(session.pipe) | call_guidance(session),
+        guidance=call_guidance(session) | recorded,
     )
-    profile = Profile(found.schedule, profile_run(run), tuple(batch), found.expert_steps)
+    mine, by_group = [folds[run] for run in batch], None
+    if found.layout is not None:
+        by_group = GroupStatistics.of(run.latents[0], run.outputs, found.layout, folds=mine)
+    profile = Profile(
+        found.schedule, profile_run(run), tuple(batch), found.expert_steps, tuple(mine), by_group
+    )
     return Policy(facts, profile=profile)
 
 
 def call_guidance(session: Session) -> dict[str, tuple[float, ...]]:
-    """Guidance-like arguments of the call, each with all values that it has in the session."""
+    """Guidance arguments of a session's call, each with all values that it has."""
     found = {}
     for name, value in (session.call | session.varied).items():
-        values = value if isinstance(value, list) else [value]
-        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-        if ("guidance" in name or "cfg" in name) and numbers:
-            found[name] = tuple(sorted({float(v) for v in values}))
+        values = [guidance_number(name, v) for v in (value if isinstance(value, list) else [value])]
+        numbers = [number for number in values if number is not None]
+        if numbers and len(numbers) == len(values):
+            found[name] = tuple(sorted(set(numbers)))
     return found
 
 

@@ -22,7 +22,7 @@ from ertacache.calibration.session import (
     interleave_runs,
 )
 from ertacache.calibration.trial import FIRST, MARGIN, Search, by_group, regret
-from ertacache.calibration.validate import validate
+from ertacache.calibration.validate import hold_out, validate
 from ertacache.core.distance import typical_distance
 from ertacache.core.paper import reuse_distances, sweep_profile
 from ertacache.core.plans import Target, TrajectoryPlan
@@ -65,7 +65,8 @@ def refit(
         speedup: at least this many times fewer computed steps than steps; by default that of the
             policy's first plan.
         compute_steps: this many computed steps, in place of a speed-up.
-        heldout: prompts to validate on; None does not validate.
+        heldout: prompts to validate on; None does not validate. Profiled runs of them are left out
+            of the fit, unless there are no others.
         batch_size: prompts per call of the network.
         refit_prompts: calibration prompts to refit on; their latents are held in memory.
         stage: called with the name of every stage; returns what is called with its progress.
@@ -83,16 +84,17 @@ def refit(
     check_pipeline(pipe, policy)
     call = {"num_inference_steps": profile.num_steps} | call | _varied(pipe, profile, call)
     session = Session(pipe, call, batch_size=batch_size, stage=stage)
-    runs = interleave_runs(profile.runs)[: check_refit_prompts(refit_prompts)]
+    unseen = None if heldout is None else session.number_runs(heldout, HELDOUT_SEED)
+    fitted = policy if heldout is None else hold_out(policy, heldout)
+    runs = interleave_runs(profile_of(fitted).runs)[: check_refit_prompts(refit_prompts)]
     reference = session.reference(runs)
     steps = reference.schedule.num_steps
     budget = target.budget(steps)
     if budget is None or not 2 <= budget < steps:
         raise ValueError(f"cannot compute {budget} of {steps} steps: 2 to {steps - 1} are possible")
-    plan = refit_budget(session, policy, reference, budget)
-    if heldout is not None:
-        unseen = session.number_runs(heldout, HELDOUT_SEED)
-        (plan,) = validate(session, policy, [plan], unseen)
+    plan = refit_budget(session, fitted, reference, budget)
+    if unseen is not None:
+        (plan,) = validate(session, fitted, [plan], unseen)
     return policy.with_plan(plan)
 
 

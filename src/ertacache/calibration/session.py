@@ -7,9 +7,10 @@ the latents of full runs are kept here for the refit. Knows neither profiles nor
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from time import perf_counter
 from typing import Any, Literal
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ertacache.core.gram import Schedule
+from ertacache.core.groups import FOLDS, Groups, Layout, finest_groups
 from ertacache.core.plans import Target
 from ertacache.core.sampler import Stepper
 from ertacache.formats.policy import Policy, PolicyError
@@ -28,6 +30,7 @@ from ertacache.integration.microbatch import MicroBatch
 from ertacache.integration.private_api import Pipeline
 from ertacache.integration.record import Recording, record
 from ertacache.integration.stats import RunStats
+from ertacache.metrics.image import to_pixels
 
 __all__ = [
     "HELDOUT_SEED",
@@ -52,6 +55,14 @@ Progress = Callable[[int, int], None]
 
 Stage = Callable[[str], Progress | None]
 """Called with the name of a stage; returns what is called with its progress."""
+
+RESERVED = {
+    "generator": "and give seed=, the seed of the first prompt's noise",
+    "latents": "and give seed=, the seed of the first prompt's noise",
+    "output_type": "because results are compared as tensors",
+    "prompt": "and give a list of prompts as the second argument",
+}
+"""Arguments of the pipeline that a session sets, and what to do instead."""
 
 Phase = Literal["profile", "trial", "refit", "validation"]
 
@@ -179,18 +190,36 @@ class Reference:
         latents: x_0 ... x_T, each of shape (P, ...), in the order of the runs.
         schedule: of all runs.
         expert_steps: steps after 0 at which another network takes over.
+        layout: of the latents; None if it is not known.
+        branch: whether the output of one guidance branch is there in the shape of the latent.
     """
 
     runs: tuple[ProfiledPrompt, ...]
     latents: tuple[Tensor, ...]
     schedule: Schedule
     expert_steps: tuple[int, ...] = ()
+    layout: Layout | None = None
+    branch: bool = False
+
+    @property
+    def finest(self) -> Groups | None:
+        """The finest groups of the latents; None if their layout is not known."""
+        return None if self.layout is None else finest_groups(self.latents[0], self.layout)
+
+    def find_layout(self, latents: Tensor) -> Layout:
+        """The layout of the latents, which must be known."""
+        assert self.layout is not None
+        return self.layout
+
+    def places(self, runs: Sequence[ProfiledPrompt]) -> list[int]:
+        """Places of some of the runs."""
+        return [self.runs.index(run) for run in runs]
 
     def select(self, places: Sequence[int]) -> Reference:
         """Some of the runs, given by their places."""
         runs = tuple(self.runs[place] for place in places)
         latents = tuple(x[list(places)] for x in self.latents)
-        return Reference(runs, latents, self.schedule, self.expert_steps)
+        return replace(self, runs=runs, latents=latents)
 
 
 class Session:
@@ -215,9 +244,14 @@ class Session:
         """Keep how the pipeline is called; ``stage`` receives the progress of every stage.
 
         An argument given as a list, where the pipeline's takes none, is varied.
+
+        Raises:
+            ValueError: if an argument is given that the session sets itself.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        for name in RESERVED.keys() & (call or {}).keys():
+            raise ValueError(f"{name} is set for every prompt: leave it out, {RESERVED[name]}")
         self.pipe, self.batch_size = pipe, batch_size
         self.varied = _varied(pipe, call or {})
         self.call = {name: value for name, value in (call or {}).items() if name not in self.varied}
@@ -230,6 +264,11 @@ class Session:
     def number_runs(self, prompts: Sequence[str], seed: int = 0) -> list[ProfiledPrompt]:
         """Runs of some prompts, spread over the varied arguments."""
         return number_runs(prompts, seed, varied=self.varied)
+
+    def folds(self, runs: Sequence[ProfiledPrompt]) -> dict[ProfiledPrompt, int]:
+        """Folds of some runs: they take turns, and each has all values of the varied arguments."""
+        values = math.prod(len(values) for values in self.varied.values())
+        return {run: place // values % FOLDS for place, run in enumerate(runs)}
 
     def progress(self, stage: str) -> Progress:
         """What to call with the progress of a stage that begins now."""
@@ -280,7 +319,7 @@ class Session:
         stats = None if handle is None else handle.stats.last
         computed = len(self.pipe.scheduler.timesteps) if stats is None else stats.computed_steps
         self.evaluations.add(phase, computed * len(runs))
-        return Generated(torch.as_tensor(result[0]).float().cpu(), seconds, stats)
+        return Generated(_pixels(result), seconds, stats)
 
     def _chooser(self, policy: Policy, target: Target) -> PlanChooser:
         """What chooses the plans of a policy; kept, so that each is solved once."""
@@ -317,6 +356,8 @@ class Session:
             tuple(torch.stack(step) for step in steps),
             self._recorded.schedule,
             self._recorded.expert_steps,
+            self._recorded.layout,
+            self._recorded.branch,
         )
 
     def lockstep(
@@ -341,10 +382,13 @@ class Session:
         """
         target = self.pipe if pipe is None else pipe
         micro_batch = MicroBatch(self.batch_size, prompts=len(runs))
-        with Handle(target, policy, stepper=stepper, micro_batch=micro_batch) as handle:
-            latents: Tensor = target(**self.arguments(runs, output_type="latent"))[0]
+        found: list[Tensor] = []  # not the result of the call: some pipelines decode all the same
+        with Handle(
+            target, policy, stepper=stepper, micro_batch=micro_batch, finished=found.append
+        ) as handle:
+            target(**self.arguments(runs, output_type="latent"))
         self.evaluations.add(phase, handle.stats.last.computed_steps * len(runs))
-        return latents
+        return found[-1]
 
 
 def _varied(pipe: Pipeline, call: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -360,6 +404,14 @@ def _varied(pipe: Pipeline, call: Mapping[str, Any]) -> dict[str, list[Any]]:
         if plain and value and "list" not in taken.lower() and name in parameters:
             found[name] = value
     return found
+
+
+def _pixels(result: Any) -> Tensor:
+    """The images or videos of a call: its first output, or itself if it is the batch."""
+    batch = isinstance(result, Tensor) or (
+        isinstance(result, list) and not isinstance(result[0], Tensor | list | tuple)
+    )
+    return to_pixels(result if batch else result[0]).float().cpu()
 
 
 def synchronized_time() -> float:

@@ -1,13 +1,18 @@
 """Validation: a policy against the full run, plain reuse and fewer steps, on held-out prompts.
 
+Whether prompts are held out is not a matter of trust: runs of them are left out of the profile, and
+what is measured on prompts that are still in it is marked.
+
 The variants take turns on every batch, so that a slow moment of the machine affects all of them;
 times are medians.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -18,11 +23,14 @@ from ertacache.core.plans import PaperPlan, Target, uniform_schedule
 from ertacache.formats.fitted import OWN_ROW, FittedPlan, ValidationRow
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import ProfiledPrompt
+from ertacache.integration.solve import profile_of
 from ertacache.metrics import IDENTICAL, psnr
 
 __all__ = [
+    "NOT_HELD_OUT",
     "Variant",
     "Verdict",
+    "hold_out",
     "measure",
     "missed_target",
     "plain_reuse",
@@ -34,6 +42,12 @@ __all__ = [
 WORTHWHILE = 3.0  # dB ahead of what needs no calibration: half of the squared error
 ANOTHER_IMAGE = 20.0  # dB below which a result is no longer the image of the full run
 FASTER = 1.1  # least measured speed-up that is worth a policy
+
+NOT_HELD_OUT = (
+    "the prompts to validate on are all that there is to calibrate on, so that they are used for "
+    "both, with other seeds, and the measurements are marked as not held out: give more prompts"
+)
+_LOG = logging.getLogger("ertacache")
 
 
 @dataclass
@@ -94,14 +108,47 @@ def _only(policy: Policy, plan: FittedPlan) -> Policy:
     return Policy(policy.fingerprint, plans=(plan,))
 
 
+def hold_out(policy: Policy, prompts: Collection[str]) -> Policy:
+    """The policy without profiled runs of some prompts, so that plans can be measured on these.
+
+    What was made from all runs, such as fits and plans, goes with them; it is reported in one line.
+    The policy as it is if it has no such run, or nothing else to fit on, which is a warning.
+    """
+    profile, held = profile_of(policy), set(prompts)
+    kept = [run for run in profile.runs if run.prompt not in held]
+    left_out = profile.num_runs - len(kept)
+    if left_out == 0:
+        return policy
+    if not kept:
+        warnings.warn(NOT_HELD_OUT, stacklevel=2)
+        return policy
+    _LOG.info(
+        "%d of %d profiled runs are of prompts to validate on, and are left out of the fit",
+        left_out,
+        profile.num_runs,
+    )
+    return Policy(policy.fingerprint, profile=profile.select(kept), provenance=policy.provenance)
+
+
+def _prompts(runs: Sequence[ProfiledPrompt]) -> set[str]:
+    return {run.prompt for run in runs}
+
+
 def validate(
     session: Session, policy: Policy, plans: Sequence[FittedPlan], runs: Sequence[ProfiledPrompt]
 ) -> list[FittedPlan]:
     """Measure plans, plain reuse and fewer steps against the full run on held-out prompts.
 
+    Args:
+        session: the pipeline.
+        policy: with the profile of all runs that the plans were fitted on.
+        plans: the plans.
+        runs: prompts and seeds; rows say whether a prompt of them is in the profile.
+
     Returns:
         The plans with their measurements.
     """
+    heldout = not _prompts(runs) & _prompts(() if policy.profile is None else policy.profile.runs)
     names = [f"plan {place}" for place in range(len(plans))]
     variants = variants_of(
         policy,
@@ -120,6 +167,7 @@ def validate(
                 psnr=sum(variant.decibels) / len(variant.decibels),
                 speedup=full / median(variant.seconds),
                 prompts=len(runs),
+                heldout=heldout,
             )
             for variant in variants[1:]
             if variant.name == name
@@ -179,6 +227,8 @@ class Verdict:
 def recommend(rows: Sequence[ValidationRow]) -> Verdict:
     """Whether the first of some measured rows is worth using; the others need no calibration.
 
+    The reason says so if they were not measured on held-out prompts.
+
     Example:
         >>> ours = ValidationRow("policy", 10, psnr=46.5, speedup=2.9, prompts=24)
         >>> print(recommend([ours, ValidationRow("fewer steps", 10, 31.0, 2.9, 24)]))
@@ -187,7 +237,13 @@ def recommend(rows: Sequence[ValidationRow]) -> Verdict:
         not recommended: fewer steps, which needs no calibration, is nearly as close to the full \
 run, 45.0 dB against 46.5
     """
-    policy, *others = rows
+    found = _verdict(*rows)
+    if rows[0].heldout:
+        return found
+    return replace(found, reason=f"{found.reason}; measured on {rows[0].measured_on}")
+
+
+def _verdict(policy: ValidationRow, *others: ValidationRow) -> Verdict:
     if policy.speedup < FASTER:
         return Verdict(False, f"the policy is only {policy.speedup:.2f}x faster than the full run")
     best = max(others, key=lambda row: row.psnr, default=None)

@@ -6,14 +6,17 @@ Only the command: ``ertacache.bench`` measures.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ertacache.bench.methods import IDENTIFIERS, parse_methods
 from ertacache.cli.console import Stages, print_line, print_table
-from ertacache.cli.group import command_line
+from ertacache.cli.group import Interrupted, command_line
 from ertacache.cli.loading import choose_prompts, open_model, read_prompts, readable_failures
 from ertacache.cli.options import BatchSize, CallOptions, Model, PromptsFile, Seed
 
@@ -25,11 +28,21 @@ __all__ = ["EXAMPLES", "bench"]
 
 EXAMPLES = (
     "ertacache bench emoji-flux -o bench.json",
-    'ertacache bench emoji-flux --methods "trajectory,TeaCache,fewer steps" --budgets 2 '
-    "--limit 16 -o quick.json",
+    "ertacache bench emoji-flux --methods trajectory,teacache,fewer-steps --budgets 2 --limit 16 "
+    "-o quick.json",
     "ertacache bench ./my-pipeline --prompts mine.txt --heldout others.txt --steps 50 -o mine.json",
 )
 CALIBRATION_PROMPTS, HELDOUT_PROMPTS = 32, 64
+
+_LISTED = fill(", ".join(IDENTIFIERS), width=44, break_on_hyphens=False)
+Methods = Annotated[
+    str | None,
+    typer.Option(
+        "--methods",
+        metavar="NAME,NAME,...",
+        help=f"All by default, or some of:\n\n\b\n{_LISTED}",  # \b keeps the lines
+    ),
+]
 
 
 def bench(
@@ -39,14 +52,10 @@ def bench(
         Path, typer.Option("--output", "-o", metavar="FILE", help="The results, as JSON.")
     ],
     *,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            "--methods", metavar="LIST", help="Methods, separated by commas; all by default."
-        ),
-    ] = None,
+    methods: Methods = None,
     budgets: Annotated[
-        str, typer.Option("--budgets", metavar="LIST", help="Speed-ups, separated by commas.")
+        str,
+        typer.Option("--budgets", metavar="NUMBER,NUMBER,...", help="Speed-ups to compare at."),
     ] = "1.5,2,3",
     prompts: PromptsFile = None,
     heldout: Annotated[
@@ -67,31 +76,43 @@ def bench(
     batch_size: BatchSize = 8,
     call: CallOptions,
 ) -> None:
-    """Compare all methods on held-out prompts; an interrupted run continues."""
-    from ertacache.bench.bench import Bench
-    from ertacache.bench.workload import Workload
-    from ertacache.calibration.session import Session
+    """Compare all methods on held-out prompts.
 
-    wanted = [name.strip() for name in methods.split(",")] if methods else []
+    Every measurement is saved as it is made, in a journal beside the results; the same command
+    continues an interrupted run.
+    """
+    wanted = [] if methods is None else parse_methods(methods)
     speedups = _numbers(budgets)
     fitted = choose_prompts(model, prompts, limit=calibration)
     evaluated = _heldout(model, heldout)[:limit]
     pipe, arguments = open_model(model, call)
     if "num_inference_steps" not in arguments:
         raise ValueError("give the number of steps of a full run with --steps")
+    from ertacache.bench.bench import Bench
+    from ertacache.bench.workload import Workload
+    from ertacache.calibration.session import Session
+
     runs = _number(fitted, evaluated, seed)
     with readable_failures(call), Stages() as stage:
         session = Session(pipe, arguments, batch_size=batch_size, stage=stage)
-        rows = Bench(
-            Workload(model, session, *runs),
-            output,
-            speedups,
-            wanted,
-            command_line(context),
-            reference,
-        ).run(stage)
+        work, command = Workload(model, session, *runs), command_line(context)
+        measured = Bench(work, output, speedups, wanted, command, reference)
+        with _keeping_journal(measured.journal_path):
+            rows = measured.run(stage)
     _print_rows(rows)
     print_line(f"Results in {output}")
+
+
+@contextmanager
+def _keeping_journal(path: Path) -> Iterator[None]:
+    """Report, if the benchmark is interrupted, where its measurements are."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if not path.exists():
+            raise
+        left = f"the measurements so far are in {path}; the same command continues from there"
+        raise Interrupted(left) from error
 
 
 def _heldout(model: str, path: Path | None) -> list[str]:
@@ -124,7 +145,7 @@ def _numbers(text: str) -> tuple[float, ...]:
         raise ValueError(f"--budgets takes numbers separated by commas, got {text!r}") from cause
     if not all(1 < number < math.inf for number in found):
         raise ValueError(f"--budgets are speed-ups, finite and greater than 1, got {text!r}")
-    return found
+    return tuple(dict.fromkeys(found))
 
 
 def _print_rows(rows: Sequence[BenchRow]) -> None:

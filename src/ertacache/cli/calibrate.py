@@ -21,9 +21,16 @@ from ertacache.cli.loading import (
     read_prompts,
     readable_failures,
 )
-from ertacache.cli.options import CallOptions, Model, PolicyOutput, PromptOptions, TargetOptions
+from ertacache.cli.options import (
+    CallOptions,
+    Force,
+    Model,
+    PolicyOutput,
+    PromptOptions,
+    TargetOptions,
+)
 from ertacache.cli.policies import print_verdicts, save_policy
-from ertacache.cli.writing import check_output, keeping_profile
+from ertacache.cli.writing import Output, keeping_profile, open_output
 
 __all__ = ["EXAMPLES", "calibrate"]
 
@@ -79,6 +86,7 @@ def calibrate(
     refit_prompts: RefitPrompts = 32,
     heldout: Heldout = None,
     profile: ProfileFile = None,
+    force: Force = False,
     prompts: PromptOptions,
     call: CallOptions,
 ) -> None:
@@ -91,7 +99,7 @@ def calibrate(
     """
     texts = choose_prompts(model, prompts.prompts, limit=prompts.limit)
     validated = None if heldout is None else read_prompts(heldout)
-    _check_files(output, profile)
+    written = _open_files(context, output, profile, force=force)
     pipe, arguments = open_model(model, call)
     check_continued(profile, pipe, arguments)
     with keeping_profile(profile), readable_failures(call), Stages() as stage:
@@ -109,16 +117,19 @@ def calibrate(
             **target.given(),
             **arguments,
         )
-    save_policy(policy, output, context=context, model=model)
+    save_policy(policy, written, context=context, model=model)
     evaluations = policy.provenance.get("network calls")
     raise typer.Exit(print_verdicts(policy.plans, output, evaluations=evaluations))
 
 
-def _check_files(output: Path, profile: Path | None) -> None:
+def _open_files(
+    context: typer.Context, output: Path, profile: Path | None, *, force: bool
+) -> Output:
     """Raise before any work unless both files can be written, and are two files."""
-    check_output(output)
-    if profile is None:
-        return
-    check_output(profile)
-    if profile.resolve() == output.resolve():
-        raise ValueError("the policy and the profile must be different files")
+    written = open_output(context, output, force=force)
+    if profile is not None:
+        if profile.resolve() == output.resolve():
+            raise ValueError("the policy and the profile must be different files")
+        open_output(context, profile)
+    written.check(None)
+    return written

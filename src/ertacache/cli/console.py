@@ -1,4 +1,4 @@
-"""What the commands print: lines, facts, tables, step masks, progress bars.
+"""What the commands print: lines, facts, tables, step masks, progress.
 
 Results go to standard output, progress to standard error; colour only on a terminal that wants it.
 """
@@ -9,6 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -19,11 +20,20 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
     from rich.text import Text
 
-__all__ = ["Stages", "decibels", "draw_mask", "print_fact", "print_line", "print_table"]
+__all__ = [
+    "Stages",
+    "decibels",
+    "draw_mask",
+    "duration",
+    "print_fact",
+    "print_line",
+    "print_table",
+]
 
 COMPUTED, REUSED = "█", "·"
 PLAIN_COMPUTED, PLAIN_REUSED = "#", "."  # where the output has no such characters
 PLAIN_WIDTH = 200  # columns of a table in a file or a pipe
+SECONDS_APART = 10.0  # two lines of progress, where there is no terminal
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -115,10 +125,39 @@ def _marks() -> tuple[str, str]:
 
 
 class Stages:
-    """Progress bars, one per stage of a command; shown on a terminal only."""
+    """The stages of a command and their progress: bars on a terminal, otherwise plain lines."""
 
-    def __init__(self) -> None:
-        """Prepare the bars; they appear with the first stage."""
+    def __init__(self, *, clock: Callable[[], float] = monotonic) -> None:
+        """Prepare to show stages; ``clock`` gives the seconds that the lines are timed by."""
+        console = _console(stderr=True)
+        self._shown = _Bars(console) if console.is_terminal else _Lines(clock)
+
+    def __enter__(self) -> Stages:
+        """Begin to show stages."""
+        self._shown.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop; the stage that was under way is done unless something went wrong."""
+        if kind is None:
+            self._shown.finish()
+        self._shown.stop()
+
+    def __call__(self, name: str) -> Callable[[int, int], None]:
+        """Begin a stage; returns its progress callback, which takes the work done and the total."""
+        self._shown.finish()
+        return self._shown.begin(name)
+
+
+class _Bars:
+    """One bar per stage."""
+
+    def __init__(self, console: Console) -> None:
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -128,7 +167,6 @@ class Stages:
             TimeRemainingColumn,
         )
 
-        console = _console(stderr=True)
         self._bars = Progress(
             TextColumn("{task.description:<10}"),
             BarColumn(),
@@ -137,42 +175,86 @@ class Stages:
             TextColumn("left"),
             TimeRemainingColumn(),
             console=console,
-            disable=not console.is_terminal,
             redirect_stdout=sys.stdout.isatty(),  # a file or a pipe must not lose its lines
         )
         self._task: TaskID | None = None
+        self.start, self.stop = self._bars.start, self._bars.stop
 
-    def __enter__(self) -> Stages:
-        """Begin to draw."""
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Stop drawing; the stage that was under way is done unless something went wrong."""
-        if kind is None:
-            self._finish()
-        self._bars.stop()
-
-    def __call__(self, name: str) -> Callable[[int, int], None]:
-        """Begin a stage; returns its progress callback, which takes the work done and the total."""
-        self._finish()
-        task = self._bars.add_task(name, total=None)
-        self._task = task
+    def begin(self, name: str) -> Callable[[int, int], None]:
+        task = self._task = self._bars.add_task(name, total=None)
 
         def update(done: int, total: int) -> None:
             self._bars.update(task, completed=done, total=total)
 
         return update
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """Show a stage of unknown length as done."""
-        if self._task is None:
-            return
-        task = self._bars.tasks[self._task]
-        if task.total is None:
+        if self._task is not None and self._bars.tasks[self._task].total is None:
             self._bars.update(self._task, completed=1, total=1)
+
+
+class _Lines:
+    """A line when a stage begins, when it ends, and in between as often as ``SECONDS_APART``."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._stage: _LinesOfStage | None = None
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def begin(self, name: str) -> Callable[[int, int], None]:
+        self._stage = _LinesOfStage(name, self._clock)
+        return self._stage.update
+
+    def finish(self) -> None:
+        """Show a stage of unknown length as done."""
+        if self._stage is not None and not self._stage.counted:
+            self._stage.print_end()
+        self._stage = None
+
+
+class _LinesOfStage:
+    """One stage; its last line is the basis of the estimate, for what is known is quickly done."""
+
+    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+        self._name, self._clock, self._begun = name, clock, clock()
+        self._last, self._last_done = self._begun, 0
+        self.counted = self._ended = False
+        self._print(" ...")
+
+    def update(self, done: int, total: int) -> None:
+        self.counted, now = True, self._clock()
+        if done >= total and not self._ended:
+            self.print_end(f"{done} of {total} ")
+        elif done < total and now - self._last >= SECONDS_APART:
+            left = ""
+            if done > self._last_done:
+                pace = (now - self._last) / (done - self._last_done)
+                left = f", about {duration(pace * (total - done))} left"
+            self._print(f": {done} of {total} in {duration(now - self._begun)}{left}")
+            self._last, self._last_done = now, done
+
+    def print_end(self, count: str = "") -> None:
+        self._ended = True
+        self._print(f": {count or 'done '}in {duration(self._clock() - self._begun)}")
+
+    def _print(self, text: str) -> None:
+        print(f"{self._name}{text}", file=sys.stderr, flush=True)
+
+
+def duration(seconds: float) -> str:
+    """A time span as it is printed.
+
+    Example:
+        >>> duration(7.4), duration(200), duration(7500)
+        ('7 s', '3 min 20 s', '2 h 5 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ertacache.cli.console import Stages, decibels, print_line, print_table
-from ertacache.cli.options import CallOptions, Steps
+from ertacache.cli.options import CallOptions, Force, Steps
+from ertacache.cli.writing import open_output, write_image
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,12 +33,14 @@ SHOWN = 8
 
 
 def demo(
+    context: typer.Context,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the results.")] = Path(
         "ertacache-demo"
     ),
     prompts: Annotated[int, typer.Option(min=2, max=64, help="Calibration prompts.")] = 16,
     heldout: Annotated[int, typer.Option(min=1, max=128, help="Held-out prompts.")] = 16,
     steps: Steps = None,
+    force: Force = False,
 ) -> None:
     """Calibrate the bundled model, then compare 2x and 3x with the full run on held-out prompts."""
     from ertacache.calibration.session import Session
@@ -50,17 +53,17 @@ def demo(
         f"Calibrating {MODEL} on {prompts} prompts, then generating {heldout} held-out ones."
     )
     output.mkdir(parents=True, exist_ok=True)
+    file = open_output(context, output / f"{MODEL}.safetensors", force=force)
     with Stages() as stage:
         policy, plans = _calibrate(pipe, prompts, arguments, stage)
         session = Session(pipe, arguments, batch_size=4, stage=stage)
         variants, images = _measure(session, policy, plans, heldout)
-    policy = replace(policy, plans=tuple(plans.values()))
-    path, file = output / "comparison.png", output / f"{MODEL}.safetensors"
-    policy.save(file)
+    path = output / "comparison.png"
     _print_results(variants, images)
     _draw(variants, images, path)
     print_line(f"The images: {path}")
-    print_line(f"The policy: {file}")
+    file.save(replace(policy, plans=tuple(plans.values())))
+    print_line(f"The policy: {file.path}")
 
 
 def _calibrate(
@@ -132,4 +135,4 @@ def _draw(variants: list[Variant], images: list[Tensor], path: Path) -> None:
             label = f"{variant.name}, {variant.computed_steps} steps computed"
             rows.append((label, shown[:SHOWN]))
             rows.append(("difference, 8 times", difference(shown[:SHOWN], reference)))
-    grid(rows, scale=2).save(path)
+    write_image(grid(rows, scale=2), path)

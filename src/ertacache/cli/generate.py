@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import ertacache
 from ertacache.cli.console import Stages, decibels, print_line
 from ertacache.cli.loading import load_policy, open_model, read_prompts, readable_failures
 from ertacache.cli.options import CallOptions, Model, PromptsFile, RunTarget, given_options
+from ertacache.cli.sizes import differing_size
 from ertacache.cli.writing import (
     FPS,
     Destination,
@@ -40,7 +42,12 @@ EXAMPLES = (
     'ertacache generate emoji-flux "a cat" --policy policy.safetensors --speedup 3 --steps 24 '
     "--height 96 -o cat.png",
 )
+COMPRESSED = (
+    "this is the PSNR of the results; the MP4 files are compressed, and ertacache metrics shows "
+    "less on them: give --lossless to keep it"
+)
 WARM_UP_STEPS = 2
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,37 @@ class Job:
     index: int
     prompt: str
     seed: int
+
+
+@dataclass(frozen=True)
+class VideoOptions:
+    """How videos are written.
+
+    Attributes:
+        fps: frames per second.
+        lossless: keep every value of the 8-bit frames.
+    """
+
+    fps: Annotated[
+        int,
+        typer.Option("--fps", min=1, max=1000, metavar="N", help="Frames per second of a video."),
+    ] = FPS
+    lossless: Annotated[
+        bool, typer.Option("--lossless", help="Write videos without loss, as larger MP4 files.")
+    ] = False
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """What is kept of a comparison: PSNR in dB, and the seconds of both runs."""
+
+    psnr: float
+    full: float
+    accelerated: float
+
+    @property
+    def gain(self) -> str:
+        return f"{self.full / self.accelerated:.2f}x faster"
 
 
 def generate(
@@ -85,31 +123,31 @@ def generate(
         bool,
         typer.Option("--compare", help="Run with and without the policy, and show both."),
     ] = False,
-    fps: Annotated[
-        int, typer.Option("--fps", min=1, metavar="N", help="Frames per second of a video.")
-    ] = FPS,
+    video: VideoOptions,
     call: CallOptions,
 ) -> None:
     """Generate images or videos.
 
     A policy takes any --speedup (or --compute-steps, --min-psnr), number of steps and size; by
     default the speed-up of its first plan. Images are written as PNG, videos as MP4. With --compare
-    also side by side: the full run, the accelerated one, and eight times their difference.
+    also side by side: the full run, the accelerated one, and eight times their difference. The PSNR
+    that it prints is that of the results themselves; MP4 files show less of it, unless they are
+    --lossless.
     """
-    from ertacache.calibration.session import Session
-
     jobs = _jobs(prompt or [], prompts, seeds)
     attached = _attached(policy, target, compare=compare)
     pipe, arguments = open_model(model, call, policy=attached)
-    video = "num_frames" in inspect.signature(pipe.__call__).parameters
-    destination = find_destination(output, results=len(jobs), video=video)
-    if video:
+    is_video = "num_frames" in inspect.signature(pipe.__call__).parameters
+    destination = find_destination(output, results=len(jobs), video=is_video)
+    if is_video:
         check_video_writer()
+    from ertacache.calibration.session import Session
+
     session = Session(pipe, arguments)
     if session.varied:
         raise ValueError(f"generate takes one value of {min(session.varied)}, not a list")
     with readable_failures(call):
-        _Runner(session, attached, target, destination, fps).generate(jobs, compare=compare)
+        _Runner(session, attached, target, destination, video).generate(jobs, compare=compare)
 
 
 def _jobs(prompts: Sequence[str], path: Path | None, seeds: str) -> list[Job]:
@@ -148,14 +186,14 @@ class _Runner:
     policy: Policy | None
     target: RunTarget
     destination: Destination
-    fps: int
+    video: VideoOptions
 
     def generate(self, jobs: Sequence[Job], *, compare: bool) -> None:
         """Generate and report all results; with ``compare`` also a summary."""
         if self.policy is not None:
             # A wrong policy is refused before any run.
             ertacache.attach(self.session.pipe, self.policy, **self.target.given()).detach()
-        pairs: list[tuple[Generated, Generated]] = []
+        compared: list[_Compared] = []
         with Stages() as stage:
             progress = stage("generate")
             if compare:  # keeps what happens once per process out of the first timed run
@@ -163,12 +201,14 @@ class _Runner:
             for done, job in enumerate(jobs):
                 full = self._run(job, None) if compare else None
                 outcome = self._run(job, self.policy)
-                self._keep(job, outcome, full)
+                self._write(job, outcome.results[0], _account(outcome))
                 if full is not None:
-                    pairs.append((full, outcome))
+                    compared.append(self._compare(job, full, outcome))
                 progress(done + 1, len(jobs))
-        if len(pairs) > 1:
-            _print_summary(pairs)
+        if len(compared) > 1:
+            _print_summary(compared)
+        if compared and self.destination.suffix == ".mp4" and not self.video.lossless:
+            print_line(COMPRESSED)
 
     def _run(self, job: Job, policy: Policy | None, **changes: Any) -> Generated:
         from ertacache.core.plans import Target
@@ -181,20 +221,24 @@ class _Runner:
                 f"the pipeline gave a result of shape {tuple(made.results.shape)}, which is "
                 "neither one image nor one video"
             )
+        differs = differing_size(made.results.shape[1:], self.session.call)
+        if differs is not None:
+            _logger.warning(differs)  # printed once
         return made
 
-    def _keep(self, job: Job, outcome: Generated, full: Generated | None) -> None:
-        self._write(job, outcome.results[0], _account(outcome))
-        if full is None:
-            return
+    def _compare(self, job: Job, full: Generated, outcome: Generated) -> _Compared:
+        from ertacache.metrics import psnr
+
         self._write(job, full.results[0], _account(full), kind="full")
-        gain = f"{full.seconds / outcome.seconds:.2f}x faster"
-        summary = f"PSNR {decibels(_psnr(full, outcome))}, {gain}"
-        self._write(job, side_by_side(full.results[0], outcome.results[0]), summary, kind="compare")
+        close = float(psnr(outcome.results, full.results)[0])
+        made = _Compared(close, full.seconds, outcome.seconds)
+        row = side_by_side(full.results[0], outcome.results[0])
+        self._write(job, row, f"PSNR {decibels(close)}, {made.gain}", kind="compare")
+        return made
 
     def _write(self, job: Job, result: Tensor, account: str, *, kind: str = "") -> None:
         path = self.destination.name(job.index, job.seed, job.prompt, kind=kind)
-        write(result, path, fps=self.fps)
+        write(result, path, fps=self.video.fps, lossless=self.video.lossless)
         print_line(f"{path}: {account}")
 
 
@@ -208,18 +252,12 @@ def _account(outcome: Generated) -> str:
     )
 
 
-def _psnr(full: Generated, outcome: Generated) -> float:
-    from ertacache.metrics import psnr
-
-    return float(psnr(outcome.results, full.results)[0])
-
-
-def _print_summary(pairs: Sequence[tuple[Generated, Generated]]) -> None:
+def _print_summary(compared: Sequence[_Compared]) -> None:
     from ertacache.metrics import IDENTICAL
 
-    mean = sum(min(_psnr(*pair), IDENTICAL) for pair in pairs) / len(pairs)
-    seconds = [sum(pair[side].seconds for pair in pairs) for side in (0, 1)]
+    mean = sum(min(one.psnr, IDENTICAL) for one in compared) / len(compared)
+    full, fast = (sum(getattr(one, name) for one in compared) for name in ("full", "accelerated"))
     print_line(
-        f"all {len(pairs)}: PSNR {decibels(mean)} on average, "
-        f"{seconds[0] / seconds[1]:.2f}x faster ({seconds[0]:.2f} s, {seconds[1]:.2f} s)"
+        f"all {len(compared)}: PSNR {decibels(mean)} on average, "
+        f"{_Compared(mean, full, fast).gain} ({full:.2f} s, {fast:.2f} s)"
     )

@@ -1,7 +1,7 @@
 """How a command ends: one readable line and an exit code, never a traceback for bad input.
 
 Exit code 2 means bad input, 130 an interrupt; a command may define others. Warnings and messages of
-the library are lines on standard error as well.
+the library are lines on standard error as well, and so is what takes seconds to import.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
 from typing import Any
 
 import typer
@@ -22,6 +23,7 @@ __all__ = ["BAD_INPUT", "INTERRUPTED", "Interrupted", "OneLineGroup", "command_l
 BAD_INPUT = 2
 INTERRUPTED = 130
 MAX_MESSAGE = 600  # characters
+LARGE = ("torch", "diffusers")  # each takes seconds to import
 _COMMAND = "ertacache.command"
 
 
@@ -91,7 +93,7 @@ class OneLineGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command and report what went wrong."""
-        with _readable_warnings(), _readable_messages():
+        with _readable_warnings(), _readable_messages(), _announced_imports():
             try:
                 return super().invoke(ctx)
             except KeyboardInterrupt as error:
@@ -153,3 +155,26 @@ class _Lines(logging.Handler):
         if message not in self._seen:
             self._seen.add(message)
             _report(message if record.levelno < logging.WARNING else f"warning: {message}")
+
+
+@contextmanager
+def _announced_imports() -> Iterator[None]:
+    """Report every large library before it is imported, from whatever place it is."""
+    announcer = _Announcer()
+    sys.meta_path.insert(0, announcer)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(announcer)
+
+
+class _Announcer(MetaPathFinder):
+    """Finds no module itself: it is asked first, which is before the import begins."""
+
+    def __init__(self) -> None:
+        self._unseen = {name for name in LARGE if name not in sys.modules}
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname in self._unseen:
+            self._unseen.remove(fullname)
+            _report(f"loading {fullname} ...")

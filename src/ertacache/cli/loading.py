@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ertacache.cli.console import Stages
 from ertacache.cli.options import CallOptions, RunBudget, RunTarget, given_options
+from ertacache.cli.sizes import check_size
 
 if TYPE_CHECKING:
     from ertacache.formats.policy import Policy
@@ -26,16 +27,35 @@ __all__ = [
     "readable_failures",
 ]
 
+MAX_FILE = 64 << 20  # bytes of a file of prompts
+MAX_LINE = 10_000  # characters of a prompt
+_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+
 
 def read_prompts(path: Path) -> list[str]:
-    """The prompts of a text file, one per line; empty lines are skipped."""
+    """The prompts of a text file, one per line; empty lines are skipped.
+
+    Only newlines separate prompts: other line breaks of Unicode are characters of a prompt.
+    """
+    place = f"prompts from {str(path)!r}"
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE + 1)
+        if len(content) > MAX_FILE:
+            raise ValueError(f"cannot read {place}: it has more than {MAX_FILE >> 20} MB")
+        text = content.decode("utf-8-sig")
     except OSError as cause:
-        raise ValueError(f"cannot read prompts from {str(path)!r}: {cause.strerror}") from cause
+        raise ValueError(f"cannot read {place}: {cause.strerror}") from cause
     except UnicodeDecodeError as cause:
-        raise ValueError(f"cannot read prompts from {str(path)!r}: it is not UTF-8") from cause
-    prompts = [line.strip() for line in text.splitlines() if line.strip()]
+        raise ValueError(f"cannot read {place}: it is not UTF-8") from cause
+    lines = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if len(line) > MAX_LINE:
+            raise ValueError(
+                f"cannot read {place}: line {number} has {len(line):,} characters, more than the "
+                f"limit of {MAX_LINE:,}"
+            )
+    prompts = [line.strip(" \t\r") for line in lines if line.strip()]
     if not prompts:
         raise ValueError(f"there is no prompt in {str(path)!r}")
     return prompts
@@ -82,15 +102,27 @@ def load_policy(path: Path, target: RunTarget | RunBudget) -> Policy:
 
 
 def open_model(
-    model: str, options: CallOptions, *, policy: Policy | None = None
+    model: str, options: CallOptions, *, policy: Policy | None = None, decoded: bool = True
 ) -> tuple[Any, dict[str, Any]]:
-    """A pipeline, and the arguments of its call; with a policy its number of steps by default."""
+    """A pipeline, and the arguments of its call.
+
+    Args:
+        model: a bundled model, a folder or a hub id.
+        options: how it is loaded and called.
+        policy: gives the number of steps, if the options do not.
+        decoded: whether results are decoded, which takes memory.
+
+    Raises:
+        ValueError: it cannot be loaded, or called so, or results of this size do not fit.
+    """
     given = options.given()
     if policy is not None:
         steps = policy.default.num_steps if policy.profile is None else policy.profile.num_steps
         given = {"num_inference_steps": steps} | given
     pipe = _load_model(model, dtype=options.dtype, device=options.device)
-    return pipe, _call_arguments(pipe, model, given)
+    arguments = _call_arguments(pipe, model, given)
+    check_size(pipe, arguments, decoded=decoded)
+    return pipe, arguments
 
 
 def _load_model(model: str, *, dtype: str, device: str | None) -> Any:
@@ -143,13 +175,14 @@ def _call_arguments(pipe: Any, model: str, given: dict[str, Any]) -> dict[str, A
 
 @contextmanager
 def readable_failures(options: CallOptions) -> Iterator[None]:
-    """Report bad values of ``--arg`` and a lack of memory as bad input, not with a traceback."""
+    """Report a failure of the pipeline with what was given, and a lack of memory, as bad input."""
     try:
         yield
-    except (TypeError, RuntimeError) as cause:
-        if "out of memory" in str(cause).lower():
+    except MemoryError as cause:
+        raise ValueError("not enough memory") from cause
+    except (TypeError, RuntimeError, LookupError, ArithmeticError, AssertionError) as cause:
+        if any(words in str(cause).lower() for words in _NO_MEMORY):
             raise ValueError(f"not enough memory: {cause}") from cause
-        if options.arguments:
-            given = ", ".join(options.arguments)
-            raise ValueError(f"the pipeline failed with --arg {given}: {cause}") from cause
-        raise
+        if not options.given():
+            raise
+        raise ValueError(f"the pipeline failed with {options}: {cause}") from cause

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from ertacache.cli.console import print_line
+from ertacache.cli.options import Force
 from ertacache.cli.policies import describe_profile
-from ertacache.cli.writing import check_output
+from ertacache.cli.writing import open_output
 
 __all__ = ["EXAMPLES", "merge"]
 
@@ -17,12 +18,14 @@ EXAMPLES = ("ertacache merge part-1.safetensors part-2.safetensors -o all.safete
 
 
 def merge(
+    context: typer.Context,
     profiles: Annotated[
         list[Path], typer.Argument(metavar="PROFILE", help="Profiles of the same pipeline.")
     ],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The profile of all runs.")
     ],
+    force: Force = False,
 ) -> None:
     """Merge profiles of one pipeline.
 
@@ -31,8 +34,8 @@ def merge(
     """
     from ertacache.formats.policy import Policy
 
-    check_output(output)
+    written = open_output(context, output, force=force)
     first, *others = [Policy.load(path) for path in profiles]
     merged = first.merge(*others)
-    merged.save(output)
+    written.save(merged)
     print_line(f"{output}: {describe_profile(merged)}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,7 @@ import ertacache
 from ertacache.cli.console import Stages, print_line, print_table
 from ertacache.cli.group import command_line, one_line
 from ertacache.cli.writing import check_folder
+from ertacache.formats.files import write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +68,8 @@ def metrics(
     """Compare two files, or two folders file by file.
 
     Files of folders are matched by name. A metric without its weights is reported as not available.
-    fid and kid compare the folders as sets, whatever the names.
+    fid and kid compare the folders as sets, whatever the names. Videos that are compressed differ
+    more than what was generated: ertacache generate --lossless writes them as they are.
     """
     from ertacache.metrics.clip import DEFAULT_CLIP
     from ertacache.metrics.comparison import SET_METRICS, Comparison, parse_metrics
@@ -158,8 +161,8 @@ def _print_scores(scores: Sequence[Score], pairing: Pairing) -> None:
     for score in scores:
         for note in _notes(score):
             print_line(note)
-    if pairing.unmatched:
-        print_line(_unmatched(pairing))
+    for line in filter(None, (_compressed(pairing), _unmatched(pairing))):
+        print_line(line)
 
 
 def _row(score: Score) -> list[str]:
@@ -188,9 +191,25 @@ def _notes(score: Score) -> Iterator[str]:
         yield f"fid of so few images (under {FEATURES}) compares only with sets of the same size"
 
 
-def _unmatched(pairing: Pairing) -> str:
+def _compressed(pairing: Pairing) -> str | None:
+    """How many videos are compressed with loss, on one line."""
+    from ertacache.metrics.files import lossy_codec
+
+    paths = {path for pair in pairing.pairs for path in (pair.result, pair.reference)}
+    codecs = Counter(codec for path in paths if (codec := lossy_codec(path)) is not None)
+    if not codecs:
+        return None
+    return (
+        f"{codecs.total()} of {len(paths)} files are compressed with loss ({', '.join(codecs)}), "
+        "which these values include: ertacache generate --lossless writes videos without it"
+    )
+
+
+def _unmatched(pairing: Pairing) -> str | None:
     """Name the skipped files, on one line."""
     paths = pairing.unmatched
+    if not paths:
+        return None
     names = ", ".join(one_line(path) for path in paths[:SHOWN])
     more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
     return f"skipped (no counterpart in the other folder): {names}{more}"
@@ -215,7 +234,7 @@ def _write(
         "files": files if values else [],
         "unmatched": [str(path) for path in pairing.unmatched],
     }
-    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def _finite(value: float | None) -> float | None:

@@ -19,6 +19,7 @@ import typer
 __all__ = [
     "BatchSize",
     "CallOptions",
+    "Force",
     "Model",
     "PolicyOutput",
     "PromptOptions",
@@ -33,6 +34,8 @@ __all__ = [
     "parse_arguments",
 ]
 
+MAX_SEED = 10**18  # 64 bits, with space for those that count up
+MAX_STEPS = 10_000
 RESERVED = ("prompt", "generator", "output_type")
 _RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
     "speedup": ("a finite number of at least 1", lambda number: 1 <= number < math.inf),
@@ -50,20 +53,30 @@ Model = Annotated[
 PolicyOutput = Annotated[
     Path, typer.Option("--output", "-o", metavar="FILE", help="The policy to write.")
 ]
+Force = Annotated[
+    bool, typer.Option("--force", help="Overwrite the file even if measured work is lost.")
+]
 PromptsFile = Annotated[
     Path | None, typer.Option("--prompts", metavar="FILE", help="Prompts, one per line.")
 ]
 Seed = Annotated[
     int,
     typer.Option(
-        "--seed", metavar="N", min=0, help="Seed of the first prompt; the others count up."
+        "--seed",
+        metavar="N",
+        min=0,
+        max=MAX_SEED,
+        help="Seed of the first prompt; the others count up.",
     ),
 ]
 BatchSize = Annotated[
     int, typer.Option("--batch-size", metavar="N", min=1, help="Prompts per call of the pipeline.")
 ]
 Steps = Annotated[
-    int | None, typer.Option("--steps", metavar="N", min=1, help="Sampling steps of a full run.")
+    int | None,
+    typer.Option(
+        "--steps", metavar="N", min=1, max=MAX_STEPS, help="Sampling steps of a full run."
+    ),
 ]
 
 
@@ -139,6 +152,13 @@ class CallOptions:
         }
         chosen = {name: value for name, value in named.items() if value is not None}
         return parse_arguments(self.arguments or ()) | chosen
+
+    def __str__(self) -> str:
+        """The pipeline's arguments as they were given on the command line."""
+        names = ("steps", "guidance", "height", "width", "frames")
+        values = [(name, getattr(self, name)) for name in names]
+        values += [("arg", text) for text in self.arguments or ()]
+        return " ".join(f"--{name} {value}" for name, value in values if value is not None)
 
 
 @dataclass(frozen=True)
@@ -356,7 +376,18 @@ def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
             found[name] = json.loads(value)
         except ValueError:
             found[name] = value
+        if not _all_finite(found[name]):
+            raise ValueError(f"--arg takes finite numbers, got {text!r}")
     return found
+
+
+def _all_finite(value: Any) -> bool:
+    """Whether no number in a JSON value is NaN or infinite, which Python's parser would take."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return all(map(_all_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def expand_bundles(command: Callable[..., None]) -> Callable[..., None]:

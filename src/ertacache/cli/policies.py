@@ -16,6 +16,7 @@ from ertacache.cli.console import decibels, draw_mask, print_fact, print_line, p
 from ertacache.cli.group import command_line, one_line
 
 if TYPE_CHECKING:
+    from ertacache.cli.writing import Output
     from ertacache.formats.fitted import FittedPlan, ValidationRow
     from ertacache.formats.policy import Policy
 
@@ -32,7 +33,7 @@ NOT_RECOMMENDED = 3
 
 
 def save_policy(
-    policy: Policy, path: Path, *, context: typer.Context, model: str | None = None
+    policy: Policy, output: Output, *, context: typer.Context, model: str | None = None
 ) -> None:
     """Write a policy, with the model and the command lines that made it, one per line."""
     provenance = dict(policy.provenance)
@@ -40,7 +41,7 @@ def save_policy(
         provenance["model"] = model
     commands = [*provenance.get("command", "").split("\n"), command_line(context)]
     provenance["command"] = "\n".join(dict.fromkeys(filter(None, commands)))
-    replace(policy, provenance=provenance).save(path)
+    output.save(replace(policy, provenance=provenance))
 
 
 def describe_profile(policy: Policy) -> str:
@@ -78,8 +79,7 @@ def _print_validation(rows: Sequence[ValidationRow]) -> None:
         [one_line(r.method), str(r.computed_steps), f"{r.speedup:.2f}x", decibels(r.psnr)]
         for r in rows
     ]
-    count = rows[0].prompts
-    title = f"Measured on {count} held-out prompt{'' if count == 1 else 's'}, to the full run"
+    title = f"Measured on {rows[0].measured_on}, to the full run"
     print_table(title, ["", "computed steps", "speed-up", "PSNR"], cells)
 
 

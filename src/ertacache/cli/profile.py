@@ -13,7 +13,7 @@ from ertacache.cli.group import command_line
 from ertacache.cli.loading import check_continued, choose_prompts, open_model, readable_failures
 from ertacache.cli.options import CallOptions, Model, PromptOptions
 from ertacache.cli.policies import describe_profile
-from ertacache.cli.writing import check_output, keeping_profile
+from ertacache.cli.writing import keeping_profile, open_output
 
 __all__ = ["EXAMPLES", "profile"]
 
@@ -46,8 +46,8 @@ def profile(
     stopped.
     """
     texts = choose_prompts(model, prompts.prompts, limit=prompts.limit)
-    check_output(output)
-    pipe, arguments = open_model(model, call)
+    open_output(context, output)
+    pipe, arguments = open_model(model, call, decoded=False)
     check_continued(output, pipe, arguments)
     with keeping_profile(output), readable_failures(call), Stages() as stage:
         made = ertacache.profile(

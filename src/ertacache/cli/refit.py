@@ -13,9 +13,9 @@ import typer
 import ertacache
 from ertacache.cli.console import Stages
 from ertacache.cli.loading import load_policy, open_model, read_prompts, readable_failures
-from ertacache.cli.options import BatchSize, CallOptions, RunBudget
+from ertacache.cli.options import BatchSize, CallOptions, Force, RunBudget
 from ertacache.cli.policies import print_verdicts, save_policy
-from ertacache.cli.writing import check_output, keeping_profile
+from ertacache.cli.writing import keeping_profile, open_output
 
 if TYPE_CHECKING:
     from ertacache.formats.policy import Policy
@@ -52,6 +52,7 @@ def refit(
         typer.Option("--heldout", metavar="FILE", help="Prompts to validate on; none by default."),
     ] = None,
     batch_size: BatchSize = 1,
+    force: Force = False,
     call: CallOptions,
 ) -> None:
     """Refit one more plan of a policy.
@@ -63,12 +64,14 @@ def refit(
     from ertacache.integration.solve import profile_of
 
     known = load_policy(policy, budget)
+    written = open_output(context, policy if output is None else output, force=force)
+    if output is None and written.old is not None:
+        known = written.old  # another process may have written it before the lock was taken
     profile_of(known)  # raises if it has none
     name = model or _model_of(known)
-    written = policy if output is None else output
-    check_output(written)
+    written.check(known)
     unseen = None if heldout is None else read_prompts(heldout)
-    pipe, arguments = open_model(name, call, policy=known)
+    pipe, arguments = open_model(name, call, policy=known, decoded=unseen is not None)
     with keeping_profile(None), readable_failures(call), Stages() as stage:
         made = ertacache.refit(
             pipe,
@@ -81,7 +84,7 @@ def refit(
         )
     save_policy(made, written, context=context, model=name)
     plans = [plan for plan in made.plans if plan not in known.plans]
-    raise typer.Exit(print_verdicts(plans, written))
+    raise typer.Exit(print_verdicts(plans, written.path))
 
 
 def _model_of(policy: Policy) -> str:

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from ertacache.cli.console import print_line
+from ertacache.cli.writing import check_folder
+from ertacache.formats.files import write_whole
 
 __all__ = ["EXAMPLES", "report"]
 
@@ -33,9 +35,6 @@ def report(
 
     if output.suffix not in (".html", ".htm"):
         raise ValueError(f"the page is HTML: call it {output.with_suffix('.html')}")
-    page = make_page(results)
-    try:
-        output.write_text(page, encoding="utf-8")
-    except OSError as cause:
-        raise ValueError(f"cannot write {str(output)!r}: {cause.strerror}") from cause
+    check_folder(output)
+    write_whole(output, make_page(results))
     print_line(f"Report in {output}")

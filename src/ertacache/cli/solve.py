@@ -10,9 +10,9 @@ import typer
 
 import ertacache
 from ertacache.cli.console import print_line
-from ertacache.cli.options import PolicyOutput, TargetOptions, given_options
+from ertacache.cli.options import Force, PolicyOutput, TargetOptions, given_options
 from ertacache.cli.policies import print_plan, save_policy
-from ertacache.cli.writing import check_output
+from ertacache.cli.writing import open_output
 
 __all__ = ["EXAMPLES", "solve"]
 
@@ -30,6 +30,7 @@ def solve(
     ],
     output: PolicyOutput,
     target: TargetOptions,
+    force: Force = False,
 ) -> None:
     """Add plans to a policy, solved from its profile.
 
@@ -40,11 +41,11 @@ def solve(
 
     if not given_options(target.targets()):
         raise ValueError("give --speedup, --compute-steps, --min-psnr or --threshold")
-    check_output(output)
+    written = open_output(context, output, force=force)
     policy = known = Policy.load(profile)
     for one in _one_by_one(target.given()):
         policy = ertacache.solve(policy, **one)
-    save_policy(policy, output, context=context)
+    save_policy(policy, written, context=context)
     for plan in policy.plans:
         if plan not in known.plans:
             print_plan(plan)

@@ -7,33 +7,46 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from errno import EIO
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import typer
 
 from ertacache.cli.group import Interrupted
+from ertacache.formats.files import draft, write_whole
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from torch import Tensor
+
+    from ertacache.formats.policy import Policy
 
 __all__ = [
     "Destination",
+    "Output",
     "check_folder",
-    "check_output",
     "check_video_writer",
     "find_destination",
     "keeping_profile",
+    "open_output",
     "side_by_side",
     "slug",
     "write",
+    "write_image",
 ]
 
 FPS = 16
 MAX_SLUG = 40  # characters
+LOSSY = "-c:v libx264 -crf 5 -pix_fmt yuv420p -vf scale=ceil(iw/2)*2:ceil(ih/2)*2"
+LOSSLESS = "-c:v libx264rgb -crf 0 -pix_fmt rgb24"
 _FOREIGN = {".avi", ".bmp", ".gif", ".jpeg", ".jpg", ".mkv", ".mov", ".tif", ".webm", ".webp"}
 
 
@@ -46,21 +59,58 @@ def check_folder(path: Path) -> None:
         raise ValueError(f"cannot write {str(path)!r}: the folder cannot be written to")
 
 
-def check_output(path: Path) -> None:
-    """Raise unless a policy can be written here without losing a file of another kind."""
+@dataclass(frozen=True, eq=False)
+class Output:
+    """The file of a policy that a command writes.
+
+    Attributes:
+        path: the file.
+        old: the policy that is there; None if there is none.
+        force: overwrite measured work.
+    """
+
+    path: Path
+    old: Policy | None = None
+    force: bool = False
+
+    def check(self, new: Policy | None) -> None:
+        """Raise if measured work would be lost with ``new`` there; None keeps nothing of it."""
+        from ertacache.formats.measured import lost_work
+
+        lost = "" if self.old is None or self.force else lost_work(self.old, new)
+        if lost:
+            raise ValueError(
+                f"{str(self.path)!r} holds {lost}, which would be lost: give another file to "
+                "write, or --force"
+            )
+
+    def save(self, policy: Policy) -> None:
+        """Write the policy, unless measured work would be lost."""
+        self.check(policy)
+        policy.save(self.path)
+
+
+def open_output(context: typer.Context, path: Path, *, force: bool = False) -> Output:
+    """Lock the file of a policy until the command ends, and read what is there.
+
+    Raises:
+        ValueError: it cannot be written, another process is writing it, or a file of another kind
+            would be lost.
+    """
+    from ertacache.formats.lock import locked
     from ertacache.formats.policy import Policy, PolicyError
 
     if path.is_dir():
         raise ValueError(f"cannot write {str(path)!r}: it is a folder")
     check_folder(path)
-    if path.exists():
-        try:
-            Policy.load(path)
-        except PolicyError as cause:
-            raise ValueError(
-                f"will not overwrite {str(path)!r}, which is not a whole policy; "
-                f"give another file to write ({cause})"
-            ) from cause
+    context.with_resource(locked(path))
+    try:
+        return Output(path, Policy.load(path) if path.exists() else None, force)
+    except PolicyError as cause:
+        raise ValueError(
+            f"will not overwrite {str(path)!r}, which is not a whole policy; "
+            f"give another file to write ({cause})"
+        ) from cause
 
 
 @contextmanager
@@ -129,38 +179,65 @@ def slug(text: str) -> str:
 
 
 def side_by_side(full: Tensor, accelerated: Tensor) -> Tensor:
-    """The full result, the accelerated one, and eight times their difference, in a row."""
-    import torch
+    """The full result, the accelerated one, and eight times their difference, each labelled."""
+    from ertacache.report.grids import difference, labelled_row
 
-    from ertacache.report.grids import difference
+    return labelled_row(
+        [
+            ("full run", full),
+            ("accelerated", accelerated),
+            ("difference x8", difference(accelerated, full)),
+        ]
+    )
 
-    return torch.cat([full, accelerated, difference(accelerated, full)], dim=-1)
 
-
-def check_video_writer() -> Any:
-    """Return the video writer, or raise with what has to be installed."""
+def check_video_writer() -> str:
+    """Return the program that writes videos, or raise with what has to be installed."""
     try:
-        import_module("imageio_ffmpeg")
-        from imageio import v3
-    except ImportError as cause:
+        return str(import_module("imageio_ffmpeg").get_ffmpeg_exe())
+    except (ImportError, RuntimeError) as cause:
         raise ValueError(
             "to write videos, install two packages: pip install imageio imageio-ffmpeg"
         ) from cause
-    return v3
 
 
-def write(result: Tensor, path: Path, *, fps: int = FPS) -> None:
-    """Write an image as PNG or a video as MP4; makes the folder."""
-    import torch
+def write(result: Tensor, path: Path, *, fps: int = FPS, lossless: bool = False) -> None:
+    """Write an image as PNG or a video as MP4, whole or not at all; makes the folder.
 
+    Args:
+        result: the image or video.
+        path: the file.
+        fps: frames per second of a video.
+        lossless: keep the 8-bit levels of a video; those of an image are always kept.
+    """
     from ertacache.metrics.image import to_image
 
     result = result.nan_to_num()
     path.parent.mkdir(parents=True, exist_ok=True)
     if result.ndim == 3:
-        to_image(result).save(path)
-        return
-    frames = (result.clamp(0, 1) * 255).round().to(torch.uint8).movedim(-3, -1).numpy()
-    check_video_writer().imwrite(
-        path, frames, plugin="FFMPEG", fps=fps, codec="libx264", quality=9, macro_block_size=2
-    )
+        write_image(to_image(result), path)
+    else:
+        with draft(path) as made:
+            _encode(result, made, fps, LOSSLESS if lossless else LOSSY)
+
+
+def write_image(image: Image, path: Path) -> None:
+    """Write an image as PNG, whole or not at all."""
+    data = BytesIO()  # not the file: Pillow hides why the system could not write
+    image.save(data, format="PNG")
+    write_whole(path, data.getvalue())
+
+
+def _encode(video: Tensor, path: Path, fps: int, codec: str) -> None:
+    """Write a video with ffmpeg, whose exit code is the only sign of a full disk."""
+    from ertacache.metrics.image import to_levels
+
+    height, width = video.shape[-2:]
+    source = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {fps} -i -"
+    command = [check_video_writer(), "-y", "-v", "error", *source.split(), "-an", *codec.split()]
+    frames = to_levels(video).movedim(-3, -1).contiguous().numpy().tobytes()
+    done = subprocess.run([*command, str(path)], input=frames, capture_output=True, check=False)
+    if done.returncode != 0:
+        lines = done.stderr.decode(errors="replace").split("\n")
+        reason = next((line.split("] ", 1)[-1] for line in reversed(lines) if line.strip()), "")
+        raise OSError(EIO, reason or f"ffmpeg ended with {done.returncode}")

@@ -60,7 +60,7 @@ class Trajectory:
         return len(self.outputs)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Schedule:
     """A run of T steps as its scheduler takes it: noise levels, and the steps as linear algebra.
 
@@ -82,6 +82,11 @@ class Schedule:
     latents: Tensor
     scale: Tensor
     begun: bool = True
+
+    def __repr__(self) -> str:
+        """What it is in one line, without its tensors."""
+        ends = f"{self.sigmas[0]:.4g} to {self.sigmas[-1]:.4g}"
+        return f"<schedule of {self.num_steps} steps, sigma {ends}>"
 
     @property
     def num_steps(self) -> int:
@@ -219,7 +224,7 @@ class Gram:
         return Gram(_symmetric(rows @ self.products @ rows.mT), self.groups)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RunStatistics:
     """Statistics of full runs; P prompts, T steps, R = 2T + 1 vectors x_0..x_T, v_0..v_{T-1}.
 
@@ -261,6 +266,10 @@ class RunStatistics:
                 raise ValueError(f"{name} must be symmetric")
         if bool((self.elements < 1).any()):
             raise ValueError("elements must be positive")
+
+    def __repr__(self) -> str:
+        """What it is in one line, without its tensors."""
+        return f"<statistics of {self.num_prompts} runs of {self.num_steps} steps>"
 
     @property
     def num_prompts(self) -> int:

@@ -30,6 +30,7 @@ __all__ = [
     "GroupStatistics",
     "Groups",
     "Layout",
+    "finest_groups",
     "group_products",
     "pool",
     "spread",
@@ -174,6 +175,11 @@ class Groups:
 
 ONE_GROUP = Groups()
 """The whole latent as one group."""
+
+
+def finest_groups(latents: Tensor, layout: Layout) -> Groups:
+    """The groups that a profile has of latents: every channel, up to 16 of them, in three bands."""
+    return Groups(min(MAX_CHANNELS, layout.unpack(latents[:1]).shape[1]), BANDS)
 
 
 def pool(unpacked: Tensor, side: int) -> Tensor:
@@ -349,8 +355,7 @@ class GroupStatistics:
             layout: of the latents.
             folds: fold of every prompt.
         """
-        channels = min(MAX_CHANNELS, layout.unpack(start[:1]).shape[1])
-        groups = Groups(channels, BANDS)
+        groups = finest_groups(start, layout)
         found = group_products([start, *outputs], groups, layout)
         products = torch.zeros(FOLDS, *found.shape[1:], dtype=torch.float64)
         for products_of_prompt, fold in zip(found, folds, strict=True):  # in the order of prompts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
@@ -81,10 +81,13 @@ class Target:
             raise ValueError(f"give one target, not {' and '.join(given)}")
         if self.speedup is not None and not 1 <= self.speedup < math.inf:
             raise ValueError(f"speedup must be a finite number of at least 1, got {self.speedup:g}")
-        if self.compute_steps is not None and self.compute_steps < 1:
-            raise ValueError(f"compute_steps must be at least 1, got {self.compute_steps}")
-        if self.min_psnr is not None and not math.isfinite(self.min_psnr):
-            raise ValueError(f"min_psnr must be a finite number of dB, got {self.min_psnr:g}")
+        steps = self.compute_steps
+        if steps is not None and not (1 <= steps < math.inf and steps == int(steps)):
+            raise ValueError(f"compute_steps must be an integer of at least 1, got {steps}")
+        if self.min_psnr is not None and not 0 < self.min_psnr < math.inf:
+            raise ValueError(
+                f"min_psnr must be a finite number of dB above 0, got {self.min_psnr:g}"
+            )
 
     def budget(self, num_steps: int) -> int | None:
         """The number of computed steps in a run of ``num_steps``; None if the target is another.
@@ -159,7 +162,7 @@ class TrajectoryPlan:
     """
 
     compute_steps: tuple[int, ...]
-    coefficients: Tensor
+    coefficients: Tensor = field(repr=False)
     groups: Groups = ONE_GROUP
     branch: bool = False
 
@@ -207,9 +210,9 @@ class PaperPlan:
 
     compute_steps: tuple[int, ...]
     reuse: Reuse
-    sigmas: Tensor
-    gain: Tensor | None = None
-    bias: Tensor | None = None
+    sigmas: Tensor = field(repr=False)
+    gain: Tensor | None = field(default=None, repr=False)
+    bias: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Check shapes, types, finiteness and order."""

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
-from secrets import token_hex
 from typing import Any, BinaryIO
 
 import safetensors.torch
@@ -22,13 +20,7 @@ from torch import Tensor
 
 from ertacache.formats.schema import FormatError, canonical, parse_object
 
-__all__ = [
-    "Document",
-    "open_document",
-    "open_regular",
-    "pack",
-    "write_atomic",
-]
+__all__ = ["Document", "open_document", "open_regular", "pack"]
 
 MAX_FILE_BYTES = 256 << 20
 MAX_HEADER_BYTES = 4 << 20
@@ -146,22 +138,6 @@ def open_regular(path: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, int]]
         raise FormatError("it is not a regular file")
     with open(path, "rb") as stream:
         yield stream, os.fstat(stream.fileno()).st_size
-
-
-def write_atomic(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write ``data`` to ``path`` so that at any moment the old or the new file is there, whole."""
-    target = Path(os.path.realpath(path))  # a symbolic link stays one
-    if target.is_dir():
-        raise FormatError("it is a directory, not a file")
-    draft = target.with_name(f".ertacache-{token_hex(8)}.tmp")
-    try:
-        with open(draft, "xb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(draft, target)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _serialize(text: str, checksum: str, tensors: dict[str, Tensor]) -> bytes:

@@ -129,7 +129,8 @@ class Fingerprint:
     def compare(self, other: Fingerprint) -> list[Difference]:
         """Return the differences of ``other`` from this run, the fatal ones first.
 
-        A guidance between the calibrated values is none.
+        A guidance between the calibrated values is none, nor is a setting that only one of two
+        scheduler classes has.
 
         Example:
             >>> from dataclasses import replace
@@ -151,10 +152,14 @@ class Fingerprint:
         found = []
         for name in self.__dataclass_fields__:
             level = _LEVELS.get(name, "note")
+            ours, theirs = getattr(self, name), getattr(other, name)
             if name == "guidance":
-                found += _guidance_differences(self.guidance, other.guidance)
-            else:
-                found += _differences(name, getattr(self, name), getattr(other, name), level=level)
+                found += _guidance_differences(ours, theirs)
+                continue
+            if name == "scheduler_config" and self.scheduler != other.scheduler:
+                ours = {key: value for key, value in ours.items() if key in theirs}
+                theirs = {key: value for key, value in theirs.items() if key in ours}
+            found += _differences(name, ours, theirs, level=level)
         return sorted(found, key=lambda d: _ORDER.index(d.level))
 
     def join_guidance(self, other: Fingerprint) -> Fingerprint:

@@ -43,6 +43,7 @@ _NUMBER = (float, int)
 _OPTIONAL = (*_NUMBER, type(None))
 _ROW: dict[str, tuple[type, ...]] = {
     "computed_steps": (int,),
+    "heldout": (bool,),
     "method": (str,),
     "prompts": (int,),
     "psnr": _OPTIONAL,
@@ -64,18 +65,20 @@ _PAPER = _COMMON | {"gain_shape": (list, type(None)), "reuse": (str,)}
 
 @dataclass(frozen=True)
 class ValidationRow:
-    """One sampling variant, measured on held-out prompts.
+    """One sampling variant, measured on prompts that the plan was not fitted on, if there are any.
 
     Attributes:
         method: what was run, such as ``"policy"``, ``"plain reuse"`` or ``"fewer steps"``.
         computed_steps: steps on which the network was evaluated.
         psnr: decibels to the full run; infinite where the results are identical.
         speedup: measured time of the full run over that of this one.
-        prompts: number of held-out prompts.
+        prompts: number of prompts.
+        heldout: whether the plan was fitted on none of them; otherwise only their seeds are others.
 
     Example:
-        >>> ValidationRow("policy", 10, psnr=46.5, speedup=2.9, prompts=24).psnr
-        46.5
+        >>> row = ValidationRow("policy", 10, psnr=46.5, speedup=2.9, prompts=24)
+        >>> row.measured_on
+        '24 held-out prompts'
     """
 
     method: str
@@ -83,6 +86,7 @@ class ValidationRow:
     psnr: float
     speedup: float
     prompts: int
+    heldout: bool = True
 
     def __post_init__(self) -> None:
         """Check types and ranges."""
@@ -93,6 +97,16 @@ class ValidationRow:
                 object.__setattr__(self, "psnr", check_number("psnr", self.psnr))
             object.__setattr__(self, "speedup", check_number("speedup", self.speedup, low=0.0))
             check_count("prompts", self.prompts, low=1)
+            if not isinstance(self.heldout, bool):
+                raise FormatError(f"heldout must be a boolean, got {type(self.heldout).__name__}")
+
+    @property
+    def measured_on(self) -> str:
+        """The prompts in words."""
+        plural = "" if self.prompts == 1 else "s"
+        if self.heldout:
+            return f"{self.prompts} held-out prompt{plural}"
+        return f"{self.prompts} calibration prompt{plural} with other seeds, not held out"
 
     def _to_json(self) -> dict[str, object]:
         record = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -118,7 +132,7 @@ class FittedPlan:
         predicted_error: expected distance of the final latent to that of the full run, root mean
             square; None for the paper's method, which predicts none.
         measured_error: the same, measured on prompts that it was not fitted on; None before that.
-        validation: measurements on held-out prompts.
+        validation: measurements, on held-out prompts if there were any.
         target_psnr: the PSNR that it was calibrated for, in dB; None if for something else.
 
     Example:
@@ -176,8 +190,7 @@ class FittedPlan:
         if row is not None:
             psnr = "identical" if row.psnr == math.inf else f"{row.psnr:.1f} dB PSNR"
             lines.append(
-                f"measured on {row.prompts} held-out prompts: {psnr} to the full run, "
-                f"{row.speedup:.2f}x faster"
+                f"measured on {row.measured_on}: {psnr} to the full run, {row.speedup:.2f}x faster"
             )
         elif self.predicted_error is not None:
             lines.append(f"not measured; predicted error of the latent {self.predicted_error:.3g}")

@@ -15,7 +15,8 @@ from ertacache.core.frontier import KnownSchedule, MeasuredFit
 from ertacache.core.gram import Schedule
 from ertacache.core.plans import check_compute_steps
 from ertacache.core.simulate import Fit
-from ertacache.formats.container import Document, open_document, open_regular, pack, write_atomic
+from ertacache.formats.container import Document, open_document, open_regular, pack
+from ertacache.formats.files import write_whole
 from ertacache.formats.fingerprint import Fingerprint
 from ertacache.formats.fitted import OWN_ROW, FittedPlan, ValidationRow
 from ertacache.formats.profile import Profile, groups_to_json, take_groups
@@ -206,7 +207,7 @@ class Policy:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the policy to ``path``; an old file stays until the new one is whole."""
         with raising(PolicyError, f"cannot save {os.fspath(path)!r}: "):
-            write_atomic(path, self._to_bytes())
+            write_whole(path, self._to_bytes())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:

@@ -93,7 +93,7 @@ class ProfiledPrompt:
                 raise FormatError("arguments must be sorted by name, no name twice")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Profile:
     """Statistics of full runs over P prompts and T steps.
 
@@ -128,6 +128,11 @@ class Profile:
             experts = _check_expert_steps(self.expert_steps, self.num_steps)
             object.__setattr__(self, "expert_steps", experts)
 
+    def __repr__(self) -> str:
+        """What it is in one line, without its tensors."""
+        runs = f"{self.num_runs} run{'' if self.num_runs == 1 else 's'}"
+        return f"<profile of {runs} of {self.num_steps} steps>"
+
     @property
     def num_steps(self) -> int:
         """Number of sampling steps T."""
@@ -156,15 +161,16 @@ class Profile:
 
     def select(self, runs: list[ProfiledPrompt]) -> Profile:
         """The profile of some of its runs; by group, that of the folds which they fill."""
-        places = [self.runs.index(run) for run in runs]
-        left_out = {fold for place, fold in enumerate(self.folds) if place not in places}
-        whole = {self.folds[place] for place in places} - left_out
+        place = {run: number for number, run in enumerate(self.runs)}
+        places = [place[run] for run in runs]
+        left_out = {self.folds[k] for k in set(range(self.num_runs)) - set(places)}
+        whole = {self.folds[k] for k in places} - left_out
         by_group = self.by_group.select(sorted(whole)) if self.by_group and whole else None
         return replace(
             self,
             statistics=self.statistics.select(places),
             runs=tuple(runs),
-            folds=tuple(self.folds[place] for place in places),
+            folds=tuple(self.folds[k] for k in places),
             by_group=by_group,
         )
 
@@ -172,13 +178,12 @@ class Profile:
         self, runs: Sequence[ProfiledPrompt]
     ) -> tuple[list[ProfiledPrompt], list[ProfiledPrompt]]:
         """Some of its runs in two halves, whose folds differ if possible."""
-        odd = [bool(self.folds[self.runs.index(run)] % 2) for run in runs]
+        fold = dict(zip(self.runs, self.folds, strict=True))
+        odd = [fold[run] % 2 for run in runs]
         if len(set(odd)) < 2:
-            odd = [bool(place % 2) for place in range(len(runs))]
-        pairs = list(zip(runs, odd, strict=True))
-        return [run for run, second in pairs if not second], [
-            run for run, second in pairs if second
-        ]
+            odd = [place % 2 for place in range(len(runs))]
+        first, second = ([run for run, o in zip(runs, odd, strict=True) if o == k] for k in (0, 1))
+        return first, second
 
     def merge(self, *others: Profile) -> Profile:
         """Return the profile of all runs of this one and ``others``.

@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
+from torch import Tensor
 
 from ertacache.core.plans import Target
 from ertacache.core.sampler import Stepper
@@ -141,6 +143,7 @@ class Handle(AbstractContextManager["Handle"]):
         stepper: Stepper | None = None,
         micro_batch: MicroBatch | None = None,
         chooser: PlanChooser | None = None,
+        finished: Callable[[Tensor], None] | None = None,
     ) -> None:
         """Check that the policy is for the pipeline, and attach it.
 
@@ -152,6 +155,7 @@ class Handle(AbstractContextManager["Handle"]):
             stepper: takes the place of the plan's own stepper for one whole run.
             micro_batch: how calls of the network are split.
             chooser: of the same policy and target, with the plans that it has chosen before.
+            finished: called with the last latent of every run, as the scheduler returns it.
         """
         _check_attachable(pipe, policy)
         self._chooser = chooser or PlanChooser(policy, target or Target())
@@ -163,12 +167,18 @@ class Handle(AbstractContextManager["Handle"]):
             forms=StepForms(pipe.scheduler),
             cache_device=cache_device,
             stepper=stepper,
+            finished=finished,
         )
         self._before = RunStats()  # all runs but the last
         self._runs: int = 0
         self._run: PolicyRun | None = None
         self._tracker = Tracker(
-            pipe, find_denoisers(pipe), start=self._start, owner=self, micro_batch=micro_batch
+            pipe,
+            find_denoisers(pipe),
+            start=self._start,
+            owner=self,
+            micro_batch=micro_batch,
+            missed=self._warnings.warn_of_no_effect,
         )
 
     @property

@@ -100,7 +100,7 @@ class PlanChooser:
             if first.fits(schedule):
                 return first
             if first.method == "paper":
-                raise PolicyError(_other_run(first, schedule, "is of the paper's method"))
+                raise PolicyError(_other_run(policy, schedule, "is of the paper's method"))
             share = math.ceil(steps * len(first.compute_steps) / first.num_steps - 1e-9)
             return self._plan(schedule, max(2, share))
         if self.target.min_psnr is not None:
@@ -149,20 +149,23 @@ class PlanChooser:
     def solver(self, schedule: Schedule) -> PlanSolver:
         """What solves plans; raise if the policy has no profile."""
         if self.policy.profile is None:
-            first = self.policy.default
-            raise PolicyError(_other_run(first, schedule, "comes without a profile"))
+            raise PolicyError(_other_run(self.policy, schedule, "comes without a profile"))
         if self._solver is None:
             self._solver = PlanSolver(self.policy)
         return self._solver
 
 
-def _other_run(plan: FittedPlan, schedule: Schedule, why: str) -> str:
+def _other_run(policy: Policy, schedule: Schedule, why: str) -> str:
+    """Why the first plan of a policy cannot be followed on a schedule, and what to do."""
+    plan = policy.default
     steps, computed = schedule.num_steps, len(plan.compute_steps)
+    name = policy.provenance.get("model", "")
+    model = name if name and "\n" not in name else policy.fingerprint.pipeline
+    remedy = f"calibrate {model} at these settings"
     if steps != plan.num_steps:
         return (
             f"the run has {steps} steps, but the plan is for {plan.num_steps} and {why}: pass "
-            f"num_inference_steps={plan.num_steps}, of which {computed} are computed, or "
-            "calibrate at these settings"
+            f"num_inference_steps={plan.num_steps}, of which {computed} are computed, or {remedy}"
         )
     if plan.fits(schedule):
         return (
@@ -171,7 +174,7 @@ def _other_run(plan: FittedPlan, schedule: Schedule, why: str) -> str:
         )
     return (
         f"the run's sigma schedule is not the one of the plan, which {why}: leave shift, size, "
-        "sigmas= and scheduler as calibrated, or calibrate at these settings"
+        f"sigmas= and scheduler as calibrated, or {remedy}"
     )
 
 

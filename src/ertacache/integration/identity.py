@@ -6,9 +6,11 @@ Facts that a pipeline has before it runs are compared on attach, the rest when a
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 
 import diffusers
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 
 from ertacache.formats.fingerprint import Difference, Fingerprint, hash_config, plain_config
 from ertacache.formats.policy import Policy, PolicyError
-from ertacache.integration.private_api import Pipeline, unwrap
+from ertacache.integration.private_api import CallArgument, Pipeline, call_arguments, unwrap
 from ertacache.integration.schedulers import prediction_of
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "current_guidance",
     "find_denoisers",
     "fingerprint",
+    "guidance_number",
     "run_differences",
     "warn_of_differences",
     "warn_of_versions",
@@ -32,6 +35,8 @@ __all__ = [
 DENOISERS = ("transformer", "transformer_2", "unconditional_transformer", "unet")
 _REPORTED: set[tuple[object, ...]] = set()  # policies whose versions were reported in this process
 _LOG = logging.getLogger(__name__)
+# Parts of the names of arguments that guide; the last ones perturb attention or skip layers.
+GUIDANCE = ("guidance", "cfg", "pag_", "sag_", "stg_", "modality_scale")
 
 
 def find_denoisers(pipe: Pipeline) -> dict[str, nn.Module]:
@@ -46,10 +51,38 @@ def find_denoisers(pipe: Pipeline) -> dict[str, nn.Module]:
     return modules
 
 
+def guidance_number(name: str, value: object) -> float | None:
+    """The value of an argument if it is one of guidance and a number; booleans are 0 and 1.
+
+    Example:
+        >>> guidance_number("true_cfg_scale", 2), guidance_number("use_dynamic_cfg", True)
+        (2.0, 1.0)
+        >>> guidance_number("height", 64), guidance_number("guidance_scale", None)
+        (None, None)
+    """
+    if not isinstance(value, Real) or not any(part in name for part in GUIDANCE):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def _call_guidance(pipe: Pipeline) -> dict[str, CallArgument]:
+    """Guidance arguments of the call under way; of a scale that is no argument the property."""
+    scale = CallArgument(getattr(pipe, "guidance_scale", None), None)
+    found = {"guidance_scale": scale} | call_arguments(pipe)
+    return {
+        name: argument
+        for name, argument in found.items()
+        if guidance_number(name, argument.value) is not None
+    }
+
+
 def current_guidance(pipe: Pipeline) -> dict[str, tuple[float, ...]]:
-    """Return the guidance scale of a pipeline's present or last run; nothing if it has none."""
-    scale = getattr(pipe, "guidance_scale", None)
-    return {"guidance_scale": (float(scale),)} if isinstance(scale, int | float) else {}
+    """Return the guidance arguments of a pipeline's call, those with their default included.
+
+    Outside of a call, and where it is not found, the pipeline's property ``guidance_scale``, which
+    is that of the last call; nothing if it has none.
+    """
+    return {name: (float(argument.value),) for name, argument in _call_guidance(pipe).items()}
 
 
 def fingerprint(
@@ -58,12 +91,12 @@ def fingerprint(
     latent_shape: Sequence[int],
     guidance: Mapping[str, tuple[float, ...]] | None = None,
 ) -> Fingerprint:
-    """Return what a pipeline's run was; call it after the run, which sets the guidance scale.
+    """Return what a pipeline's run was.
 
     Args:
         pipe: the pipeline.
         latent_shape: shape of one sample's latent, without the batch.
-        guidance: guidance of all runs; by default that of the last run.
+        guidance: guidance of all runs; by default ``current_guidance``.
     """
     denoisers = find_denoisers(pipe)
     networks = {name: unwrap(module) for name, module in denoisers.items()}
@@ -127,25 +160,32 @@ def _series(*versions: object) -> bool:
 
 
 def run_differences(policy: Policy, pipe: Pipeline, *, sample: Tensor) -> list[Difference]:
-    """Return in what a run that has begun differs from the calibrated ones and may be worse."""
-    was = policy.fingerprint
-    now = current_guidance(pipe)
-    # Arguments that only a call knows are not known here.
-    known = {name: values for name, values in was.guidance.items() if name not in now}
-    shape = tuple(sample.shape[1:])
-    differences = was.compare(replace(was, guidance=known | now, latent_shape=shape))
-    notes = [d for d in differences if d.level == "note"]
-    if notes:
-        _LOG.info("the run differs from the calibrated ones: %s", _listed(notes))
-    return [d for d in differences if d.level != "note"]
+    """Return in what a run that is under way differs from the calibrated ones.
+
+    An argument that the policy does not know counts as calibrated with its default, and one that
+    the pipeline does not take is not compared.
+    """
+    call, facts = _call_guidance(pipe), policy.fingerprint
+    defaults = {
+        name: (float(argument.default),)
+        for name, argument in call.items()
+        if guidance_number(name, argument.default) is not None
+    }
+    was = replace(facts, guidance=defaults | dict(facts.guidance))
+    now = {name: (float(argument.value),) for name, argument in call.items()}
+    guidance = dict(was.guidance) | now
+    return was.compare(replace(was, guidance=guidance, latent_shape=tuple(sample.shape[1:])))
 
 
 def warn_of_differences(differences: Sequence[Difference]) -> None:
-    """Warn of all differences in one sentence, if there are any."""
-    if differences:
+    """Warn of all differences in one sentence, if there are any; notes are logged."""
+    notes = [d for d in differences if d.level == "note"]
+    if notes:
+        _LOG.info("the run differs from the calibrated ones: %s", _listed(notes))
+    others = [d for d in differences if d.level != "note"]
+    if others:
         warnings.warn(
-            "the policy was calibrated under other conditions: " + _listed(differences),
-            stacklevel=2,
+            "the policy was calibrated under other conditions: " + _listed(others), stacklevel=2
         )
 
 

@@ -1,5 +1,7 @@
 """All uses of private diffusers and accelerate APIs of this layer: hooks, counters, histories.
 
+Also what is read off Python's stack: the arguments of the pipeline's call.
+
 How a hook reaches the network (outermost first)::
 
     module.forward                      _Forward, which a copy of the module does not take along
@@ -13,15 +15,20 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping
-from types import MethodType
-from typing import Any, Protocol
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FrameType, MethodType
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from diffusers.hooks import HookRegistry, ModelHook  # type: ignore[attr-defined]
 from torch import Tensor, nn
 
 __all__ = [
     "HOOK",
+    "CallArgument",
+    "CallEndWatcher",
     "DetachedHook",
     "HookRegistration",
     "ModelHook",
@@ -29,12 +36,14 @@ __all__ = [
     "ProgressBarWatcher",
     "Scheduler",
     "begin_index",
+    "call_arguments",
     "check_free",
     "clear_history",
     "final_alpha",
     "find_hook",
     "forget_run",
     "fresh_copy",
+    "in_call",
     "keeps_history",
     "set_step_index",
     "shallow_copy",
@@ -182,7 +191,39 @@ class HookRegistration:
             vars(self._module).pop("_diffusers_hook", None)
 
 
-class ProgressBarWatcher:
+class _MethodPatch:
+    """A method of one pipeline, replaced until ``remove``; copies behave like the class."""
+
+    def __init__(
+        self, pipe: Pipeline, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
+        """Replace a method, if the class has it, by what ``around`` makes of it."""
+        self._own, self._name = vars(pipe), name
+        self._before: Any = self._own.get(name)
+        method: Any = getattr(type(pipe), name, None)
+        self._patched = callable(method)
+        if not self._patched:
+            return
+        replaced = around(self._before or MethodType(method, pipe))
+
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if self is not pipe:  # a copy of the pipeline took the method along
+                return method(self, *args, **kwargs)
+            return replaced(*args, **kwargs)
+
+        self._own[name] = MethodType(call, pipe)
+
+    def remove(self) -> None:
+        """Put back what was there."""
+        if not self._patched:
+            return
+        self._own.pop(self._name, None)
+        if self._before is not None:
+            self._own[self._name] = self._before
+
+
+class ProgressBarWatcher(_MethodPatch):
     """Reports the end of a pipeline's loop: all pipelines put a progress bar around it."""
 
     def __init__(self, pipe: Pipeline, *, on_begin: Callable[[], Callable[[], None]]) -> None:
@@ -193,43 +234,130 @@ class ProgressBarWatcher:
             on_begin: called when a bar is made; returns what to call when that bar is closed,
                 which happens however its loop is left.
         """
-        self._pipe: Any = pipe
-        self._before: Any = vars(pipe).get("progress_bar")
-        own: Any = getattr(type(pipe), "progress_bar", None)
-        self._watching = callable(own)
-        if not self._watching:
-            return
-        original: Any = self._before or MethodType(own, pipe)
 
-        @functools.wraps(own)
-        def progress_bar(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if self is not pipe:  # a copy of the pipeline took the method along
-                return own(self, *args, **kwargs)
-            bar = original(*args, **kwargs)
-            if not hasattr(bar, "close"):
+        def around(original: Callable[..., Any]) -> Callable[..., Any]:
+            def progress_bar(*args: Any, **kwargs: Any) -> Any:
+                bar = original(*args, **kwargs)
+                if hasattr(bar, "close"):
+                    _watch_closing(bar, on_begin())
                 return bar
-            on_close = on_begin()
 
-            def end(*args: Any, **kwargs: Any) -> Any:
-                vars(bar).pop("close", None)  # once, and the bar can be freed
-                try:
-                    on_close()
-                finally:
-                    result = bar.close(*args, **kwargs)
+            return progress_bar
+
+        super().__init__(pipe, "progress_bar", around)
+
+
+def _watch_closing(bar: Any, on_close: Callable[[], None]) -> None:
+    def end(*args: Any, **kwargs: Any) -> Any:
+        vars(bar).pop("close", None)  # once, and the bar can be freed
+        try:
+            on_close()
+        finally:
+            result = bar.close(*args, **kwargs)
+        return result
+
+    bar.close = end
+
+
+class CallEndWatcher(_MethodPatch):
+    """Reports the end of a pipeline's call: the last that all pipelines do is to free memory."""
+
+    def __init__(self, pipe: Pipeline, *, on_end: Callable[[], None]) -> None:
+        """Watch the calls of ``pipe``; those that fail have no such end.
+
+        Args:
+            pipe: the pipeline; one that is not of diffusers is left alone.
+            on_end: called at the end of every call.
+        """
+
+        def around(original: Callable[..., Any]) -> Callable[..., Any]:
+            def maybe_free_model_hooks(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                on_end()
                 return result
 
-            bar.close = end
-            return bar
+            return maybe_free_model_hooks
 
-        vars(pipe)["progress_bar"] = MethodType(progress_bar, pipe)
+        super().__init__(pipe, "maybe_free_model_hooks", around)
 
-    def remove(self) -> None:
-        """Stop watching."""
-        if not self._watching:
-            return
-        vars(self._pipe).pop("progress_bar", None)
-        if self._before is not None:
-            vars(self._pipe)["progress_bar"] = self._before
+
+class CallArgument(NamedTuple):
+    """An argument of a pipeline's call.
+
+    Attributes:
+        value: what it has now.
+        default: what it has if it is not given; None also if it has no default.
+    """
+
+    value: Any
+    default: Any
+
+
+# Called within a run, which may be compiled around it.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def call_arguments(pipe: Pipeline) -> dict[str, CallArgument]:
+    """The arguments of the call of a pipeline that is under way, by name; empty without one.
+
+    Where a class calls the one that it is derived from, those of both, the inner ones first.
+
+    Read off the stack: of its guidance a pipeline keeps at most ``guidance_scale`` in a property,
+    ``__call__`` is looked up on the class, so that none of an instance can be put in its place,
+    and a pipeline of one's own may have no property at all.
+    """
+    arguments: dict[str, CallArgument] = {}
+    for code, found in _calls(pipe, sys._getframe(1)):
+        arguments = _arguments(code, found) | arguments
+    return arguments
+
+
+def in_call(pipe: Pipeline) -> bool:
+    """Return whether a call of a pipeline is under way in this thread."""
+    return next(_calls(pipe, sys._getframe(1)), None) is not None
+
+
+def _calls(pipe: Pipeline, frame: FrameType | None) -> Iterator[tuple[CodeType, dict[str, Any]]]:
+    """The calls of a pipeline on the stack with their variables, the innermost first.
+
+    A pipeline may be wrapped in an object that calls it: what has the same scheduler is the same.
+    """
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__call__" and code.co_argcount > 0:
+            found = _variables(frame)
+            caller = found.get(code.co_varnames[0])
+            own = getattr(caller, "__dict__", {})
+            if caller is pipe or own.get("scheduler") is pipe.scheduler:
+                yield code, found
+        frame = frame.f_back
+
+
+def _variables(frame: FrameType) -> dict[str, Any]:
+    """The variables of a frame.
+
+    Before Python 3.13 a frame keeps the dictionary until it is left, and so would every latent of
+    this moment be kept: it is emptied. Python fills it again when it is asked for.
+    """
+    kept = frame.f_locals
+    found = dict(kept)
+    if isinstance(kept, dict):
+        kept.clear()
+    return found
+
+
+def _arguments(code: CodeType, found: Mapping[str, Any]) -> dict[str, CallArgument]:
+    """The arguments among the variables of a call, also those that it takes as ``**kwargs``."""
+    count = code.co_argcount + code.co_kwonlyargcount
+    given = {name: found[name] for name in code.co_varnames[1:count] if name in found}
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        place = count + bool(code.co_flags & inspect.CO_VARARGS)
+        given |= found.get(code.co_varnames[place], {})
+    caller = type(found[code.co_varnames[0]])
+    calls = (vars(kind).get("__call__") for kind in caller.__mro__)
+    plain = (inspect.unwrap(call) for call in calls if call is not None)
+    own = next((call for call in plain if getattr(call, "__code__", None) is code), None)
+    known = {} if own is None else dict(inspect.signature(own).parameters)
+    defaults = {name: p.default for name, p in known.items() if p.default is not p.empty}
+    return {name: CallArgument(value, defaults.get(name)) for name, value in given.items()}
 
 
 def unwrap(module: nn.Module) -> nn.Module:

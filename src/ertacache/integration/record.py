@@ -5,14 +5,18 @@ Looks on and changes nothing. The pipeline's arguments are passed through.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from ertacache.core.gram import Schedule, Trajectory
-from ertacache.integration.identity import find_denoisers
-from ertacache.integration.private_api import Pipeline, Scheduler
+from ertacache.core.groups import Layout
+from ertacache.integration.branch import branch_output
+from ertacache.integration.identity import current_guidance, find_denoisers
+from ertacache.integration.layout import find_layout
+from ertacache.integration.private_api import Pipeline
 from ertacache.integration.schedulers import (
     SchedulerError,
     check_deterministic,
@@ -33,11 +37,17 @@ class Recording:
             shape (P, ...).
         schedule: what the scheduler does in it.
         expert_steps: the steps after 0 at which another network of the pipeline took over.
+        guidance: guidance arguments of the call.
+        layout: of the latents; None if it is not known.
+        branch: whether the output of one guidance branch is there in the shape of the latent.
     """
 
     run: Trajectory
     schedule: Schedule
     expert_steps: tuple[int, ...]
+    guidance: Mapping[str, tuple[float, ...]]
+    layout: Layout | None
+    branch: bool
 
 
 def record(pipe: Pipeline, **call_kwargs: Any) -> Recording:
@@ -54,7 +64,7 @@ def record(pipe: Pipeline, **call_kwargs: Any) -> Recording:
     runs: list[_Recorder] = []
 
     def start() -> _Recorder:
-        runs.append(_Recorder(pipe.scheduler))
+        runs.append(_Recorder(pipe))
         return runs[-1]
 
     tracker = Tracker(pipe, find_denoisers(pipe), start=start)
@@ -76,18 +86,25 @@ _NO_STEP = (
 class _Recorder:
     """Follows one run and keeps what it sees."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.num_steps = len(scheduler.timesteps)
-        check_deterministic(scheduler, num_steps=self.num_steps)
-        self._scheduler = scheduler
-        self._schedule = read_schedule(scheduler)
+    def __init__(self, pipe: Pipeline) -> None:
+        self._pipe, self._scheduler = pipe, pipe.scheduler
+        self.num_steps = len(self._scheduler.timesteps)
+        check_deterministic(self._scheduler, num_steps=self.num_steps)
+        self._schedule = read_schedule(self._scheduler)
+        self._guidance: dict[str, tuple[float, ...]] = {}
+        self._layout: Layout | None = None
+        self._output: Any = None  # of the first call of the present step
+        self._branch = False
         self._latents: list[Tensor] = []
         self._outputs: list[Tensor] = []
         self._begins: dict[int, int] = {}  # network: first step
 
     def call(self, call: NetworkCall) -> Any:
         self._begins.setdefault(id(call.module), call.step)
-        return call.compute()
+        output = call.compute()
+        if call.index == 0:
+            self._output = output
+        return output
 
     def step(self, call: StepCall) -> Any:
         check_plain(call, self._scheduler)
@@ -95,6 +112,11 @@ class _Recorder:
             begin = first_step(self._scheduler, call.timestep)
             self._schedule = read_schedule(self._scheduler, begin=begin)
             self.num_steps = self._schedule.num_steps
+            self._guidance = current_guidance(self._pipe)
+            self._layout = find_layout(self._pipe, call.sample)
+            raw = branch_output(self._output, call.sample, calls=call.calls)
+            self._branch = raw is not None
+        self._output = None
         # Copies: what a pipeline does to its latents later must not reach the record.
         self._latents[call.step :] = [call.sample.detach().clone()]
         self._outputs.append(call.model_output.detach().clone())
@@ -117,4 +139,5 @@ class _Recorder:
                 "schedule: only runs to the last step can be recorded"
             )
         run = Trajectory(tuple(self._latents), tuple(self._outputs))
-        return Recording(run, self._schedule, tuple(sorted({*self._begins.values()} - {0})))
+        experts = tuple(sorted({*self._begins.values()} - {0}))
+        return Recording(run, self._schedule, experts, self._guidance, self._layout, self._branch)

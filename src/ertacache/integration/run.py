@@ -5,7 +5,7 @@ Made fresh for every run by the handle and driven by the tracker; the method is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -13,12 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ertacache.core.groups import ONE_GROUP, Layout
+from ertacache.core.plans import TrajectoryPlan
 from ertacache.core.sampler import Stepper
 from ertacache.core.steppers import FullStepper, combine, make_stepper
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import PolicyError
+from ertacache.integration.branch import branch_output, tensors_of
 from ertacache.integration.choose import PlanChooser
 from ertacache.integration.identity import run_differences, warn_of_differences
+from ertacache.integration.layout import find_layout
 from ertacache.integration.private_api import (
     Pipeline,
     begin_index,
@@ -44,6 +48,7 @@ class RunSetup:
         forms: of the scheduler's results.
         cache_device: where outputs are kept; None leaves them where they are.
         stepper: takes the place of the plan's own for one whole run.
+        finished: called with the last latent of a run; None if nobody wants it.
     """
 
     pipe: Pipeline
@@ -52,6 +57,7 @@ class RunSetup:
     forms: StepForms
     cache_device: torch.device | None
     stepper: Stepper | None
+    finished: Callable[[Tensor], None] | None = None
 
 
 class PolicyRun:
@@ -92,7 +98,14 @@ class PolicyRun:
         if self.plan is None:
             self._stepper = FullStepper(self.num_steps)
         else:
-            self._stepper = make_stepper(self.plan.plan, cache_device=setup.cache_device)
+            self._stepper = make_stepper(
+                self.plan.plan, layout=self._layout, cache_device=setup.cache_device
+            )
+
+    def _layout(self, latents: Tensor) -> Layout:
+        found = find_layout(self._setup.pipe, latents)
+        assert found is not None  # otherwise the plan is not followed
+        return found
 
     def _adjust(self) -> None:
         """Give the run the sigmas of its stepper, if it has its own."""
@@ -167,6 +180,8 @@ class PolicyRun:
         self._reusing = self._reshaped = False
         if call.step + 1 == self.num_steps:
             self._setup.warnings.watch_latent(result[0])
+            if self._setup.finished is not None:
+                self._setup.finished(result[0])
         return result
 
     def _take(self, call: StepCall) -> Any:
@@ -186,6 +201,8 @@ class PolicyRun:
             return latent
 
         v = None if self._reusing else call.model_output.detach()
+        if v is not None:
+            self._note_branch(call)
         latent = self._stepper.step(call.step, x, v, advance)
         if own and own[0][0] is latent:
             return own[0]
@@ -196,6 +213,18 @@ class PolicyRun:
             sample=call.sample,
             return_dict=call.return_dict,
         )
+
+    def _note_branch(self, call: StepCall) -> None:
+        wanted = self._setup.stepper is not None or _has_branch(self.plan)
+        raw = self._branch(call) if wanted else None
+        if raw is not None:
+            self._stepper.note_branch(raw)
+
+    def _branch(self, call: StepCall) -> Tensor | None:
+        """The raw output of one guidance branch in a computed step."""
+        if not self._outputs.has(0):
+            return None
+        return branch_output(self._outputs.get(0), call.sample, calls=call.calls)
 
     def _check_step(self, call: StepCall) -> None:
         if call.calls == 0:
@@ -229,10 +258,22 @@ class PolicyRun:
                 self.plan.plan.check_shape(tuple(call.sample.shape[1:]))
             except ValueError as cause:
                 raise PolicyError(str(cause)) from None
-        if setup.warnings.first("differences"):
-            warn_of_differences(
-                run_differences(setup.chooser.policy, setup.pipe, sample=call.sample)
-            )
+            self._check_parts(call)
+        found = run_differences(setup.chooser.policy, setup.pipe, sample=call.sample)
+        warn_of_differences([d for d in found if setup.warnings.first(f"difference: {d.field}")])
+
+    def _check_parts(self, call: StepCall) -> None:
+        """Compute the whole run if it has not what the plan combines."""
+        plan = None if self.plan is None else self.plan.plan
+        if not isinstance(plan, TrajectoryPlan) or self._setup.stepper is not None:
+            return
+        if plan.groups != ONE_GROUP and find_layout(self._setup.pipe, call.sample) is None:
+            self._setup.warnings.warn_of_layout(tuple(call.sample.shape))
+        elif plan.branch and self._branch(call) is None:
+            self._setup.warnings.warn_of_branch()
+        else:
+            return
+        self.plan, self._stepper = None, FullStepper(self.num_steps)
 
     def _check_later_step(self, call: StepCall) -> None:
         reporter = self._setup.warnings
@@ -265,6 +306,10 @@ class PolicyRun:
             self._setup.warnings.forget()
         else:
             self._setup.warnings.report()
+
+
+def _has_branch(plan: FittedPlan | None) -> bool:
+    return plan is not None and isinstance(plan.plan, TrajectoryPlan) and plan.plan.branch
 
 
 class _OutputCache:
@@ -306,7 +351,7 @@ class _OutputCache:
         if device is None:
             self._outputs[index] = output
         else:
-            self._origin = next((tensor.device for tensor in _tensors(output)), None)
+            self._origin = next((tensor.device for tensor in tensors_of(output)), None)
             self._outputs[index] = _map(output, lambda tensor: tensor.to(device))
         return output
 
@@ -328,7 +373,7 @@ def _input_shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tor
     latent = next(named, None)
     if latent is None:
         latent = next(iter((*args, *kwargs.values())), None)
-    return tuple(tensor.shape for tensor in _tensors(latent))
+    return tuple(tensor.shape for tensor in tensors_of(latent))
 
 
 def _map(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -351,16 +396,6 @@ def held_bytes(outputs: Iterable[Any]) -> int:
     """
     storages = {
         (tensor.device, tensor.untyped_storage().data_ptr()): tensor.untyped_storage().nbytes()
-        for tensor in _tensors(outputs)
+        for tensor in tensors_of(outputs)
     }
     return sum(storages.values())
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        yield from _tensors(list(output.values()))
-    elif isinstance(output, Iterable) and not isinstance(output, str):
-        for entry in output:
-            yield from _tensors(entry)

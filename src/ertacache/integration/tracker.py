@@ -1,8 +1,9 @@
 """One interceptor: where a pipeline's run is, reported to an object that is made for each run.
 
 The scheduler's ``set_timesteps`` starts a run, a hook sees every call of a network, ``step`` ends
-each step, and the progress bar around the loop shows how the run was left. The instances keep
-their classes and signatures; ``remove`` leaves no trace. What is done on a call or a step is up to
+each step, and the progress bar around the loop shows how the run was left. A loop that does without
+``set_timesteps`` or ``step`` cannot be followed, which is reported. The instances keep their
+classes and signatures; ``remove`` leaves no trace. What is done on a call or a step is up to
 the follower: a policy, a recording, or a baseline.
 """
 
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from ertacache.formats.policy import PolicyError
 from ertacache.integration.microbatch import MicroBatch
 from ertacache.integration.private_api import (
+    CallEndWatcher,
     DetachedHook,
     HookRegistration,
     ModelHook,
@@ -31,6 +33,7 @@ from ertacache.integration.private_api import (
     ProgressBarWatcher,
     Scheduler,
     find_hook,
+    in_call,
 )
 
 __all__ = [
@@ -45,6 +48,7 @@ __all__ = [
 
 _PLAIN = frozenset({"model_output", "timestep", "sample", "return_dict", "generator"})
 _MARK = "_ertacache"
+_LOOP = 2  # calls of a network in one loop, at least
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -199,6 +203,7 @@ class Tracker:
         start: Callable[[], Follower],
         owner: object = None,
         micro_batch: MicroBatch | None = None,
+        missed: Callable[[str, int], None] | None = None,
     ) -> None:
         """Patch the scheduler and hook the networks; raise if they are tracked already.
 
@@ -208,17 +213,22 @@ class Tracker:
             start: makes the follower of a run, when the scheduler has its sigmas.
             owner: whoever made the tracker.
             micro_batch: how calls of the network are split; None leaves them whole.
+            missed: called at the end of a loop that cannot be followed, with the method of the
+                scheduler that it does not call, and the number of its calls of the network.
         """
         self.pipe, self.owner = pipe, owner
         self._scheduler = pipe.scheduler
-        self._start, self._micro_batch = start, micro_batch
+        self._start, self._micro_batch, self._missed = start, micro_batch, missed
         self._run: _TrackedRun | None = None  # the present or last one
+        self._begun = in_call(pipe)  # a run has begun in the present call of the pipeline
+        self._loose = 0  # calls of networks before one has
         self._hooks: list[HookRegistration] = []
         with ExitStack() as undo:
             patch = _SchedulerPatch(self._scheduler, self)
             undo.callback(patch.remove)
-            undo.callback(self._end)
+            undo.callback(self._removed)
             undo.callback(ProgressBarWatcher(pipe, on_begin=self._begin_loop).remove)
+            undo.callback(CallEndWatcher(pipe, on_end=self._end_call).remove)
             for module in networks.values():
                 hook = HookRegistration(module, NetworkHook(self))
                 undo.callback(hook.remove)
@@ -236,10 +246,13 @@ class Tracker:
 
     def begin(self) -> None:
         """Start a run, whatever became of the one before."""
+        calls = self._stepless()
         self._end(restarted=True)
         for hook in self._hooks:
             hook.ensure()
+        self._begun, self._loose = True, 0
         self._run = _TrackedRun(self._start())
+        self._report("step", calls)
 
     @untraced
     def call(self, module: nn.Module, forward: Any, args: tuple[Any, ...], kw: Any) -> Any:
@@ -253,6 +266,7 @@ class Tracker:
             forward = functools.partial(self._micro_batch.forward, module, forward)
         run = self._run
         if run is None or run.over:
+            self._loose += not self._begun
             return forward(*args, **kw)
         call = NetworkCall(run.step, run.calls, module, args, kw, forward)
         run.calls += 1
@@ -285,19 +299,52 @@ class Tracker:
 
     def _begin_loop(self) -> Callable[[], None]:
         """Return what is to be called when the loop that begins now is left."""
-        run = self._run
-        if run is None or run.over or run.looped:  # bars inside of a loop mean nothing
+        run, loose = self._run, self._loose
+        if run is None or run.over:
+            return lambda: self._report("set_timesteps", self._loose - loose)
+        if run.looped:  # bars inside of a loop mean nothing
             return lambda: None
         run.looped = True
 
         def leave() -> None:
             if self._run is not run:  # a later run has begun since
                 return
-            failed = sys.exc_info()[0] is not None
+            failed, calls = sys.exc_info()[0] is not None, self._stepless(least=_LOOP)
             self._end(failed=failed)
             run.follower.loop_left(failed=failed)
+            self._report("step", calls)
 
         return leave
+
+    def _end_call(self) -> None:
+        """The call of the pipeline is over, without an error."""
+        calls, loose, begun = self._stepless(least=_LOOP), self._loose, self._begun
+        self._begun, self._loose = False, 0
+        self._report("step", calls)
+        self._report("set_timesteps", 0 if begun else loose)
+
+    def _removed(self) -> None:
+        calls, loose = self._stepless(), self._loose if self._run is None else 0
+        self._end()
+        self._report("step", calls)
+        self._report("set_timesteps", 0 if self._begun else loose)
+
+    def _stepless(self, *, least: int | None = None) -> int:
+        """The calls of the network in a run without a step; 0 if it is none.
+
+        Args:
+            least: so many calls are a loop; by default one for every step, because a run whose end
+                was not seen may have been broken off before its first step.
+        """
+        run = self._run
+        if run is None or run.over or run.step > 0:
+            return 0
+        return run.calls if run.calls >= (least or run.follower.num_steps) else 0
+
+    def _report(self, method: str, calls: int) -> None:
+        """Report a loop that does not call a method of the scheduler, unless an error ended it."""
+        if self._missed is not None and calls >= _LOOP and sys.exc_info()[0] is None:
+            self._missed(method, calls)
 
 
 class NetworkHook(ModelHook):

@@ -32,6 +32,19 @@ _INPUT = (
     "that changes guidance during a run is right only if the policy was calibrated with it; "
     "calibrate with the arguments of this call"
 )
+_NO_EFFECT = (
+    "the policy had no effect, and every step was computed: the loop called the network {calls} "
+    "times, but never {method} of pipe.scheduler (that of a copy does not count); call its "
+    "set_timesteps before the loop, and its step for every update of the latent"
+)
+_LAYOUT = (
+    "the plan divides the latent into channels and bands, but those of a latent of shape {shape} "
+    "are not known in this pipeline, so every step is computed: calibrate with this pipeline"
+)
+_BRANCH = (
+    "the plan combines the output of one guidance branch, but this run has none, so every step is "
+    "computed: run with guidance, or calibrate without"
+)
 _SHAPE = (
     "the latent changed its shape from {before} to {now} at step {step}, so the cached outputs do "
     "not fit: the rest of the run is computed; detach the policy for such runs"
@@ -88,6 +101,18 @@ class RunWarnings:
     def warn_of_shape(self, step: int, *, now: torch.Size, before: torch.Size) -> None:
         """The latent changed its shape within a run."""
         self._warn("shape", _SHAPE.format(step=step, now=tuple(now), before=tuple(before)))
+
+    def warn_of_no_effect(self, method: str, calls: int) -> None:
+        """A loop did without a method of the scheduler, so that no step of it was seen."""
+        self._warn("no effect", _NO_EFFECT.format(method=method, calls=calls))
+
+    def warn_of_layout(self, shape: tuple[int, ...]) -> None:
+        """The plan has groups, and the layout of the latent is not known."""
+        self._warn("layout", _LAYOUT.format(shape=shape))
+
+    def warn_of_branch(self) -> None:
+        """The plan has a second history, and the run has no guidance."""
+        self._warn("branch", _BRANCH)
 
     def first(self, kind: str) -> bool:
         """Return whether ``kind`` was not reported before; from now on it was."""

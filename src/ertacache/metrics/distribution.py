@@ -6,6 +6,7 @@ same size; KID is unbiased but has a high variance.
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -15,6 +16,8 @@ from ertacache.metrics.files import is_video, media_files, read_media
 from ertacache.metrics.inception import inception_features
 
 __all__ = ["ReferenceFid", "frechet_distance", "polynomial_mmd", "reference_images"]
+
+MIN_KID = 50  # images on each side; with fewer, KID says more of the choice than of the sets
 
 
 def reference_images(folder: Path) -> list[Path]:
@@ -75,11 +78,19 @@ def _root(features: Tensor) -> Tensor:
 def polynomial_mmd(a: Tensor, b: Tensor) -> float:
     """Squared maximum mean discrepancy with the kernel (x · y / D + 1)^3, the unbiased estimate.
 
+    Warns if there are fewer than 50 images on a side.
+
     Args:
         a: features, shape (N, D), at least two.
         b: features, shape (M, D), at least two.
     """
     _check(a, b)
+    if min(len(a), len(b)) < MIN_KID:
+        warnings.warn(
+            f"KID of {len(a)} and {len(b)} images is unreliable: take at least {MIN_KID} on each "
+            "side",
+            stacklevel=2,
+        )
     a, b = a.double(), b.double()
     within = [_mean_of_different(_kernel(x, x)) for x in (a, b)]
     return float(within[0] + within[1] - 2 * _kernel(a, b).mean())

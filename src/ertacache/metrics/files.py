@@ -14,10 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["FilePair", "Pairing", "is_video", "media_files", "pair_files", "read_media"]
+from ertacache.metrics.image import to_pixels
+
+__all__ = [
+    "FilePair",
+    "Pairing",
+    "is_video",
+    "lossy_codec",
+    "media_files",
+    "pair_files",
+    "read_media",
+]
 
 IMAGES = {".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 VIDEOS = {".avi", ".gif", ".mkv", ".mov", ".mp4", ".webm"}
+LOSSLESS = {"ffv1", "ffvhuff", "huffyuv", "png", "qtrle", "rawvideo", "utvideo"}
 EIGHT_BIT = {"1", "CMYK", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "YCbCr"}
 
 
@@ -69,9 +80,10 @@ def pair_files(result: Path, reference: Path) -> Pairing:
 
 
 def media_files(folder: Path) -> dict[str, Path]:
-    """The images and videos below a folder by relative path, sorted."""
+    """The images and videos below a folder by relative path, sorted; hidden ones are left out."""
     found = (path for path in folder.rglob("*") if path.suffix.lower() in IMAGES | VIDEOS)
-    return {path.relative_to(folder).as_posix(): path for path in sorted(found) if path.is_file()}
+    shown = (path for path in sorted(found) if not path.name.startswith("."))
+    return {path.relative_to(folder).as_posix(): path for path in shown if path.is_file()}
 
 
 def is_video(path: Path) -> bool:
@@ -94,6 +106,21 @@ def read_media(path: Path) -> Tensor:
         raise ValueError(f"{str(path)!r} cannot be read: {cause}") from cause
 
 
+def lossy_codec(path: Path) -> str | None:
+    """The codec of a video that does not keep every pixel; None for others, and for images.
+
+    A codec that may be lossless counts as that if it keeps RGB: without loss there is no reason to
+    convert it to another colour space and back.
+    """
+    if not is_video(path) or path.suffix.lower() == ".gif":
+        return None
+    from imageio import v3
+
+    facts: Any = v3.immeta(path, plugin="FFMPEG")
+    codec, pixels = str(facts.get("codec")), str(facts.get("pix_fmt"))
+    return None if codec in LOSSLESS or pixels.startswith(("gbr", "rgb", "bgr")) else codec
+
+
 def _pillow_frames(path: Path) -> Iterator[Tensor]:
     from PIL import Image, ImageSequence
 
@@ -101,9 +128,7 @@ def _pillow_frames(path: Path) -> Iterator[Tensor]:
         for image in ImageSequence.Iterator(file):
             if image.mode not in EIGHT_BIT:
                 raise ValueError(f"{str(path)!r} has pixels of {image.mode}, not of 8 bits")
-            pixels = image.convert("RGB")
-            levels = torch.frombuffer(bytearray(pixels.tobytes()), dtype=torch.uint8)
-            yield _scaled(levels.reshape(pixels.height, pixels.width, 3))
+            yield to_pixels(image)
 
 
 def _video_frames(path: Path) -> Tensor:
@@ -111,10 +136,4 @@ def _video_frames(path: Path) -> Tensor:
         raise ValueError("to read videos, install two packages: pip install imageio imageio-ffmpeg")
     from imageio import v3
 
-    levels: Any = v3.imread(path, plugin="FFMPEG")
-    return _scaled(torch.as_tensor(levels))
-
-
-def _scaled(levels: Tensor) -> Tensor:
-    """Levels (..., height, width, 3) as values (..., 3, height, width)."""
-    return levels.movedim(-1, -3).float() / 255
+    return to_pixels(v3.imread(path, plugin="FFMPEG"))

@@ -7,7 +7,7 @@ squared error over all its frames; its SSIM is the mean over frames.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ __all__ = [
     "ssim",
     "to_image",
     "to_levels",
+    "to_pixels",
 ]
 
 IDENTICAL = 100.0  # dB that an identical result counts as in a mean, and no result more
@@ -126,6 +127,29 @@ def to_levels(pixels: Tensor) -> Tensor:
         tensor([  0,  51, 255], dtype=torch.uint8)
     """
     return (pixels.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def to_pixels(images: Any) -> Tensor:
+    """Images and videos in any form that pipelines return as a tensor (..., 3, height, width).
+
+    Args:
+        images: a tensor, which is returned as it is; an image; an array with the channels last; or
+            a list of any of these, such as the frames of a video.
+
+    Example:
+        >>> to_pixels([to_image(torch.ones(3, 2, 4))]).shape
+        torch.Size([1, 3, 2, 4])
+    """
+    if isinstance(images, Tensor):
+        return images
+    if isinstance(images, list | tuple):
+        return torch.stack([to_pixels(image) for image in images])
+    if hasattr(images, "tobytes") and hasattr(images, "convert"):
+        image = images.convert("RGB")
+        levels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+        images = levels.reshape(image.height, image.width, 3)
+    values = torch.as_tensor(images).movedim(-1, -3)
+    return values / 255 if values.dtype == torch.uint8 else values
 
 
 def to_image(pixels: Tensor, *, scale: int = 1) -> Image.Image:

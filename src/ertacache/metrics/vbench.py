@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
+from ertacache.formats.files import draft
 from ertacache.metrics.weights import NotAvailableError
 
 __all__ = [
@@ -98,7 +99,8 @@ def export_videos(videos: Iterable[tuple[str, Path]], folder: Path) -> list[Path
         seen[prompt] += 1
     folder.mkdir(parents=True, exist_ok=True)
     for source, target in plan:
-        shutil.copyfile(source, target)
+        with draft(target) as made:
+            shutil.copyfile(source, made)
     return [target for _, target in plan]
 
 
