@@ -13,7 +13,9 @@ from tests.baselines.cases import STEPS, Subject, attributes
 from tests.integration.tiny import CASES
 
 UNLISTED = ("FirstBlockCache", "MagCache", "TaylorSeer", "SeaCache")
-UNKNOWN = ("FasterCache", "DBCache", "DBCache + TaylorSeer")
+DBCACHES = ("DBCache", "DBCache + TaylorSeer", "DBCache + DMD", "DBCache + FoCa")
+UNKNOWN = ("FasterCache", *DBCACHES)
+ON_OUTPUTS = ("uniform", "Spectrum, on outputs", "MeanCache", "EasyCache")
 NOT_APPLICABLE = {("flux", "T-GATE"), ("cogvideox", "T-GATE")} | {
     ("opensora", name) for name in UNLISTED + UNKNOWN
 }
@@ -56,8 +58,11 @@ def test_names() -> None:
         "MagCache",
         "TaylorSeer",
         "SeaCache",
-        "DBCache",
-        "DBCache + TaylorSeer",
+        *DBCACHES,
+        "Spectrum",
+        "Spectrum, on outputs",
+        "MeanCache",
+        "EasyCache",
     ]
     assert all(name == baseline.name for name, baseline in BASELINES.items())
 
@@ -131,7 +136,7 @@ def test_experts_are_named_or_served(name: str) -> None:
     pipe = CASES["wan-experts"].build()
     baseline = BASELINES[name]
     reason = baseline.applies(pipe)
-    if name in ("uniform", "fewer steps"):
+    if name in ("fewer steps", *ON_OUTPUTS):
         assert reason is None
         return
     assert reason is not None
@@ -152,6 +157,14 @@ def test_parameters_that_count_steps(flux: Subject) -> None:
         for name, baseline in BASELINES.items()
     }
     counting = {name for name, parameter in parameters.items() if parameter.counts_steps}
-    assert counting == {"fewer steps", "uniform", "ertacache-paper (features)", "TaylorSeer"}
+    assert counting == {
+        "fewer steps",
+        "uniform",
+        "ertacache-paper (features)",
+        "TaylorSeer",
+        "Spectrum",
+        "Spectrum, on outputs",
+        "MeanCache",
+    }
     names = {parameter.name for parameter in parameters.values() if parameter.counts_steps}
     assert names == {"steps", "computed steps"}  # as results files have them

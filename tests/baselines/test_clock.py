@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from ertacache.baselines import BaselineStats
-from ertacache.baselines.clock import BaselineRun, Clock
-from ertacache.integration.tracker import NetworkCall
+from ertacache.baselines.clock import BaselineRun, Clock, first_tensor, with_first_tensor
+from ertacache.integration.tracker import NetworkCall, StepCall
 from tests.baselines.toy import ToyPipe
 
 
@@ -124,3 +125,28 @@ def test_nothing_of_a_run_is_held_when_it_is_over() -> None:
     assert len(made) == 1
     assert made[0]() is None
     clock.remove()
+
+
+def test_run_may_give_the_scheduler_another_output() -> None:
+    pipe, given = ToyPipe(), list[float]()
+
+    class Doubling(BaselineRun):
+        def advance(self, call: StepCall) -> Any:
+            result = call.original_step(2 * call.model_output)
+            given.append(call.model_output.item())
+            return result
+
+    clock = Clock(pipe, Doubling)
+    assert pipe([[1.0], [2.0]]) == [[16.0], [32.0]]
+    clock.remove()
+    assert given == [32.0, 64.0]
+
+
+def test_output_of_any_form_with_another_tensor_in_it() -> None:
+    one, other = torch.ones(1), torch.zeros(1)
+    for output in (one, (one,), (one, "more"), Transformer2DModelOutput(sample=one)):
+        changed = with_first_tensor(output, other)
+        assert type(changed) is type(output)
+        assert first_tensor(changed) is other
+        assert first_tensor(output) is one
+    assert with_first_tensor((one, "more"), other)[1] == "more"

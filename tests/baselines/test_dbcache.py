@@ -1,8 +1,9 @@
-"""DBCache: the same bits as through cache-dit's own call, and nothing left behind."""
+"""DBCache: the same bits as through cache-dit's own call, with and without a forecast."""
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 
 import pytest
 import torch
@@ -14,13 +15,15 @@ from tests.baselines.cases import BLOCKS, STEPS, Subject, build, run
 from tests.baselines.toy import ToyPipe
 from tests.integration.tiny import CASES
 
+NAMES = ["DBCache", "DBCache + TaylorSeer", "DBCache + DMD", "DBCache + FoCa"]
+
 installed = pytest.mark.skipif(
     importlib.util.find_spec("cache_dit") is None, reason="needs the extra bench"
 )
 
 
 @installed
-@pytest.mark.parametrize("name", ["DBCache", "DBCache + TaylorSeer"])
+@pytest.mark.parametrize("name", NAMES)
 def test_same_bits_as_used_directly(subject: Subject, name: str) -> None:
     import cache_dit
 
@@ -43,12 +46,16 @@ def test_same_bits_as_used_directly(subject: Subject, name: str) -> None:
 
 
 @installed
-def test_forecast_is_another_result(flux: Subject) -> None:
-    results = []
-    for name in ("DBCache", "DBCache + TaylorSeer"):
-        with BASELINES[name].attach(flux.pipe, 100.0, num_inference_steps=STEPS):
+def test_forecasts_are_other_results_and_kept(flux: Subject) -> None:
+    results, cached = [], []
+    for name in NAMES:
+        with BASELINES[name].attach(flux.pipe, 100.0, num_inference_steps=STEPS) as handle:
             results.append(flux.generate())
-    assert not torch.equal(*results)
+        cached.append(handle.stats.cached_bytes)
+    for one, other in itertools.combinations(results, 2):
+        assert not torch.equal(one, other)
+    assert min(cached[1:]) > cached[0]  # a history beyond the last residual
+    assert cached[2] == max(cached)  # of up to six for DMD
 
 
 @installed

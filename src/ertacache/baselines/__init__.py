@@ -17,14 +17,17 @@ from ertacache.baselines.base import (
 )
 from ertacache.baselines.dbcache import DBCache
 from ertacache.baselines.deltadit import DeltaDiT
+from ertacache.baselines.easycache import EasyCache
 from ertacache.baselines.fastercache import FasterCache
 from ertacache.baselines.fewer_steps import FewerSteps
 from ertacache.baselines.firstblock import FirstBlockCache
 from ertacache.baselines.magcache import MagCache
+from ertacache.baselines.meancache import MeanCache
 from ertacache.baselines.pab import PAB
 from ertacache.baselines.paper_features import PaperFeatures
 from ertacache.baselines.profilingdit import ProfilingDiT
 from ertacache.baselines.seacache import SeaCache
+from ertacache.baselines.spectrum import Spectrum
 from ertacache.baselines.taylorseer import TaylorSeer
 from ertacache.baselines.teacache import TeaCache
 from ertacache.baselines.tgate import TGate
@@ -56,7 +59,13 @@ _ALL: tuple[Baseline, ...] = (
     TaylorSeer(),
     SeaCache(),
     DBCache(),
-    DBCache(name="DBCache + TaylorSeer", order=1),
+    DBCache(name="DBCache + TaylorSeer", calibrator="TaylorSeer"),
+    DBCache(name="DBCache + DMD", calibrator="DMD"),
+    DBCache(name="DBCache + FoCa", calibrator="FoCa"),
+    Spectrum(),
+    Spectrum(name="Spectrum, on outputs", on_outputs=True),
+    MeanCache(),
+    EasyCache(),
 )
 
 BASELINES: Mapping[str, Baseline] = MappingProxyType({one.name: one for one in _ALL})

@@ -8,6 +8,7 @@ one object, created when a run starts and dropped when it ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
@@ -18,7 +19,7 @@ from ertacache.integration.private_api import Pipeline
 from ertacache.integration.run import held_bytes
 from ertacache.integration.tracker import NetworkCall, StepCall, Tracker
 
-__all__ = ["BaselineRun", "Clock", "first_tensor"]
+__all__ = ["BaselineRun", "Clock", "first_tensor", "with_first_tensor"]
 
 
 class BaselineRun:
@@ -39,6 +40,10 @@ class BaselineRun:
     def call(self, call: NetworkCall) -> Any:
         """Return the output for a call of the network; by default the call is made."""
         return call.compute()
+
+    def advance(self, call: StepCall) -> Any:
+        """Return what ``scheduler.step`` is to return; by default its own step is taken."""
+        return call.original_step()
 
     def cached(self) -> Iterable[Any]:
         """Return what is kept for reuse; its memory is measured before the last step."""
@@ -119,7 +124,8 @@ class _ClockFollower(Generic[RunT]):
         return self._run.call(call)
 
     def step(self, call: StepCall) -> Any:
-        result, run = call.original_step(), self._run
+        run = self._run
+        result = run.advance(call)
         run.step, run.branch = call.step + 1, -1
         if run.step == self.num_steps - 1:  # caches are full; once per run costs no time
             self._cached_bytes = held_bytes(run.cached())
@@ -146,3 +152,18 @@ def first_tensor(output: Any) -> Tensor:
     """
     tensor: Tensor = output if isinstance(output, Tensor) else output[0]
     return tensor
+
+
+def with_first_tensor(output: Any, tensor: Tensor) -> Any:
+    """Return a network's output with another prediction in it; the given one is not changed.
+
+    Example:
+        >>> import torch
+        >>> with_first_tensor((torch.ones(1), None), torch.zeros(1))
+        (tensor([0.]), None)
+    """
+    if isinstance(output, Tensor):
+        return tensor
+    if isinstance(output, tuple):
+        return (tensor, *output[1:])
+    return replace(output, **{fields(output)[0].name: tensor})  # an output class of diffusers

@@ -1,8 +1,10 @@
-"""DBCache, alone and with TaylorSeer's forecast, run from cache-dit.
+"""DBCache, alone and with the forecasts of TaylorSeer, DMD or FoCa, run from cache-dit.
 
 The first block is always computed; when its residual has changed by less than a threshold, that of
-the others is reused, or extrapolated. cache-dit replaces a method of the pipeline's class while it
-is enabled, so that only one pipeline of a class may use it at a time. Needs the extra ``bench``.
+the others is reused, or forecast: by a Taylor expansion, by dynamic mode decomposition (where at
+least four of the last six are evenly spaced), or by FoCa's trapezoidal rule. cache-dit replaces a
+method of the pipeline's class while it is enabled, so that only one pipeline of a class may use it
+at a time. Needs the extra ``bench``.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -33,12 +35,13 @@ class DBCache(DiffusersCache):
     Attributes:
         name: its row in the tables.
         max_warmup_steps: first steps, computed in full.
-        order: of TaylorSeer's expansion; 0 reuses residuals as they are.
+        calibrator: the kind of forecast, with cache-dit's settings; None reuses residuals as they
+            are.
     """
 
     name: str = "DBCache"
     max_warmup_steps: int = 4
-    order: int = 0
+    calibrator: Literal["TaylorSeer", "DMD", "FoCa"] | None = None
 
     def applies(self, pipe: Pipeline) -> str | None:
         """It needs cache-dit, and that cache-dit knows the pipeline."""
@@ -56,18 +59,18 @@ class DBCache(DiffusersCache):
 
     def config(self, pipe: Pipeline, value: float, num_steps: int) -> dict[str, Any]:
         """The arguments for cache-dit's own call."""
-        from cache_dit import DBCacheConfig, TaylorSeerCalibratorConfig
+        import cache_dit
 
-        cache = DBCacheConfig(
+        cache = cache_dit.DBCacheConfig(
             Fn_compute_blocks=1,
             Bn_compute_blocks=0,
             max_warmup_steps=self.max_warmup_steps,
             residual_diff_threshold=value,
             num_inference_steps=num_steps,
         )
-        if self.order == 0:
+        if self.calibrator is None:
             return {"cache_config": cache}
-        forecast = TaylorSeerCalibratorConfig(taylorseer_order=self.order)
+        forecast = getattr(cache_dit, f"{self.calibrator}CalibratorConfig")()
         return {"cache_config": cache, "calibrator_config": forecast}
 
     def enabled(self, pipe: Pipeline, config: Any) -> AbstractContextManager[None]:
@@ -85,7 +88,8 @@ class _DBCacheRun(CacheRun):
         self._pipe = pipe
 
     def cached(self) -> Iterable[Any]:
-        return tensors_within(vars(self._pipe).get("_context_manager"))
+        # States of forecasts are lists in objects in dictionaries of objects.
+        return tensors_within(vars(self._pipe).get("_context_manager"), depth=10)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from ertacache.core.plans import uniform_schedule
 from ertacache.integration.private_api import Pipeline
 from ertacache.integration.tracker import NetworkCall
 
-__all__ = ["Uniform"]
+__all__ = ["ReplayRun", "Uniform"]
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,22 @@ class Uniform(Baseline):
         """Compute ``value`` steps of a run, the first and the last among them."""
         steps = frozenset(uniform_schedule(num_steps, int(value)))
         with ExitStack() as undo:
-            clock = Clock(pipe, lambda: _ReplayRun(steps), num_steps=num_steps)
+            clock = Clock(pipe, lambda: ReplayRun(steps), num_steps=num_steps)
             undo.callback(clock.remove)
             return BaselineHandle(undo.pop_all(), lambda: clock.stats("network calls"))
 
 
-class _ReplayRun(BaselineRun):
+class ReplayRun(BaselineRun):
     """Runs the network on computed steps, and returns its last output of the branch on others."""
 
     def __init__(self, compute_steps: frozenset[int]) -> None:
+        """Start without an output."""
         super().__init__()
         self._compute_steps = compute_steps
         self._outputs: dict[int, Any] = {}
 
     def call(self, call: NetworkCall) -> Any:
+        """Compute or replay a call."""
         if self.step in self._compute_steps or self.branch not in self._outputs:
             self._outputs[self.branch] = call.compute()
             self.computed += 1
@@ -58,4 +60,5 @@ class _ReplayRun(BaselineRun):
         return self._outputs[self.branch]
 
     def cached(self) -> Iterable[Any]:
+        """Return the last outputs."""
         return self._outputs.values()
