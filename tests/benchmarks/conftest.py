@@ -14,7 +14,11 @@ from tests.integration.tiny import CASES, STEPS
 
 FOLDER = Path(__file__).parent.parent.parent / "benchmarks"
 EXTRA = {"max_sequence_length": 8}
-PROMPTS = [f"a {colour} {shape}" for colour in ("red", "blue") for shape in ("circle", "square")]
+SHAPES = [f"{colour} {shape}" for colour in ("red", "blue") for shape in ("circle", "square")]
+PROMPTS = {
+    "calibration": [f"a {shape}" for shape in SHAPES],
+    "heldout": [f"a small {shape}" for shape in SHAPES],
+}
 TINY = {
     "flux": Model("flux", "FluxPipeline", STEPS, 3.5, (32, 32), extra=EXTRA),
     "wan": Model("wan", "WanPipeline", 6, 5.0, (32, 32), num_frames=9, extra=EXTRA),
@@ -31,7 +35,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
         for place in (module, import_module("rows")):
             monkeypatch.setattr(place, "MODELS", TINY)
         monkeypatch.setattr(module, "load_pipeline", lambda model: CASES[model].build())
-        monkeypatch.setattr(module, "load_prompts", lambda model, split: PROMPTS)
+        monkeypatch.setattr(module, "load_prompts", lambda model, split: PROMPTS[split])
         return module
 
     return load
