@@ -207,7 +207,7 @@ class Gram:
         T, squares = self.num_steps, self.squares
         moved = squares[:, 1:] + squares[:, :-1] - 2 * self.products.diagonal(1, dim1=1, dim2=2)
         x, v = moved[:, : T - 1], moved[:, T + 1 :]
-        x = x.view(-1, self.groups, T - 1).sum(1).repeat_interleave(self.groups, 0)
+        x = x.view(self.num_prompts, self.groups, T - 1).sum(1).repeat_interleave(self.groups, 0)
         rate = v.clamp_min(0) / x.clamp_min(torch.finfo(x.dtype).tiny)
         return torch.cat([torch.zeros_like(squares[:, :1]), rate.where(x > 0, 0.0)], dim=1)
 

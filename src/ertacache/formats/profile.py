@@ -398,12 +398,12 @@ def _take_statistics(value: object) -> tuple[Groups, list[int]]:
     """Groups and numbers of runs of every fold."""
     where = "profile.groups"
     record = take_record(value, GROUPS | {"counts": (list,)}, where)
-    counts = take_list(record.pop("counts"), int, f"{where}.counts")
+    counts = take_list(record["counts"], int, f"{where}.counts")
     if len(counts) != FOLDS:
         raise FormatError(f"{where}.counts must have {FOLDS} entries, got {len(counts)}")
     for count in counts:
         check_count(f"{where}.counts", count, high=MAX_PROMPTS)
-    return take_groups(record, where), counts
+    return take_groups({name: record[name] for name in GROUPS}, where), counts
 
 
 def _add_groups(parts: Sequence[GroupStatistics | None]) -> GroupStatistics | None:
