@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ertacache.core import paper_steppers
+from ertacache.core import paper_steppers, steppers
 from ertacache.formats.policy import PolicyError
 from ertacache.integration.attach import attach
 from ertacache.integration.choose import PlanChooser
