@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ertacache.core.gram import Trajectory, profile_run
+from ertacache.core.gram import Gram, Trajectory, profile_run, run_rows
 from ertacache.core.groups import (
     FOLDS,
     ONE_GROUP,
@@ -20,6 +20,8 @@ from ertacache.core.groups import (
     pool,
     spread,
 )
+from tests.core.filters import grouped_update
+from tests.core.solvers import schedule_of
 
 IMAGE, VIDEO = Layout(), Layout(channel=2)
 TOKENS = Layout(channel=2, grid=(3, 5), patch=2)
@@ -108,6 +110,30 @@ def test_blocks_at_the_edge_are_means_of_what_is_there() -> None:
     assert spread(pool(row, 4), 4, (5,)).flatten().tolist() == [4.0, 4.0, 4.0, 4.0, 11.0]
 
 
+def test_a_combination_is_that_of_explicit_filters_on_every_vector() -> None:
+    """Several vectors, and columns of the coefficients that are not the first ones."""
+    for shape, layout in SHAPES:
+        x, *vectors = (noise(shape, seed) for seed in range(4))
+        for groups in (Groups(6, 3), Groups(2, 4), Groups(4, 1)):
+            z = noise((2, groups.count, 5), 9)
+            found = GroupCombination(z, groups, layout, x)(1, vectors, [4, 0, 2])
+            rows = torch.cat([torch.zeros_like(z[1, :, :1]), z[1][:, [4, 0, 2]]], dim=1)
+            unpacked = [layout.unpack(vector) for vector in vectors]
+            expected = grouped_update(layout.unpack(x), unpacked, rows, groups)
+            torch.testing.assert_close(layout.unpack(found), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_combination_leaves_its_vectors_alone() -> None:
+    vectors = [noise((1, 4, 6, 6), seed) for seed in range(3)]
+    before = [vector.clone() for vector in vectors]
+    for groups in (Groups(4, 1), Groups(1, 3)):
+        combination = GroupCombination(noise((1, groups.count, 3)), groups, IMAGE, vectors[0])
+        result = combination(0, vectors, range(3))
+        assert all(result.data_ptr() != vector.data_ptr() for vector in vectors)
+        assert result.untyped_storage().nbytes() == result.nbytes  # no bands behind it
+    assert all(map(torch.equal, vectors, before))
+
+
 def test_statistics_of_folds_are_those_of_the_profile() -> None:
     """The Gram matrix from x_0 and the outputs alone is that of all recorded vectors."""
     sigmas = torch.linspace(1, 0, 5, dtype=torch.float64)
@@ -115,19 +141,21 @@ def test_statistics_of_folds_are_those_of_the_profile() -> None:
     for k, step in enumerate(sigmas.diff().tolist()):
         outputs.append(noise((3, 4, 6, 6), 10 + k))
         latents.append(latents[-1] + step * outputs[-1])
-    L = torch.zeros(5, 5, dtype=torch.float64)
-    L[:, 0] = 1.0
-    for k in range(1, 5):
-        L[k, 1 : k + 1] = sigmas.diff()[:k]
     statistics = GroupStatistics.of(latents[0], outputs, IMAGE, folds=[0, 1, 0])
     plain = profile_run(Trajectory(tuple(latents), tuple(outputs))).gram.products
-    folded = torch.stack([(plain[0] + plain[2]) / 2, plain[1]])
-    torch.testing.assert_close(statistics.gram(L, ONE_GROUP).products, folded)
-    divided = statistics.gram(L, statistics.groups)
-    assert (divided.groups, divided.num_prompts) == (12, 2)
-    torch.testing.assert_close(divided.by_prompt.sum(1), folded)
-    only = statistics.select([1]).gram(L, ONE_GROUP)
-    torch.testing.assert_close(only.products, folded[1:])
+    rows = run_rows(schedule_of(sigmas))
+    whole = statistics.gram(rows, ONE_GROUP)
+    torch.testing.assert_close(whole.products, plain.mean(0, keepdim=True))
+    divided = statistics.gram(rows, statistics.groups)
+    assert (divided.groups, divided.num_prompts) == (12, 1)
+    torch.testing.assert_close(divided.by_prompt.sum(1), whole.products)
+    by_hand = group_products([*latents, *outputs], Groups(4, 3), IMAGE).mean(0)
+    torch.testing.assert_close(divided.products, by_hand)
+    only = statistics.select([1]).gram(rows, ONE_GROUP)
+    torch.testing.assert_close(only.products, plain[1:2])
+    nothing = statistics.select([])
+    assert isinstance(nothing.gram(rows, ONE_GROUP), Gram)
+    assert nothing.counts.sum() == 0
     assert statistics.counts.tolist() == [2, 1, *[0] * (FOLDS - 2)]
 
 

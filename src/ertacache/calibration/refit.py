@@ -16,12 +16,13 @@ from torch import Tensor
 from ertacache.calibration.lockstep import refit_plan, run_plan
 from ertacache.calibration.session import (
     HELDOUT_SEED,
+    Progress,
     Reference,
     Session,
     Stage,
     interleave_runs,
 )
-from ertacache.calibration.trial import FIRST, MARGIN, Search, by_group, regret
+from ertacache.calibration.trial import FIRST, MARGIN, Search, by_group, regret, rest_of
 from ertacache.calibration.validate import hold_out, validate
 from ertacache.core.distance import typical_distance
 from ertacache.core.paper import reuse_distances, sweep_profile
@@ -143,13 +144,15 @@ def refit_budget(session: Session, policy: Policy, reference: Reference, budget:
     fitted, others = profile_of(policy).halves(reference.runs)
     if not others:
         return solved
+    progress = session.progress("refit")
     trials = _Trials(session, policy, reference, fitted, others)
     open_loop = _Candidate(solved.compute_steps, None, trials.open_loop(budget))
-    best = trials.search(_schedules(solved, solver, reference), solver.order(schedule, budget))
+    schedules = _schedules(solved, solver, reference)
+    best = trials.search(schedules, solver.order(schedule, budget), progress)
     if not trials.better(best, open_loop, 1.0):
         best = open_loop
     plan = solved.plan if best.fit is None else trials.refit_all(best.steps, best.fit)
-    session.progress("refit")(1, 1)
+    progress(ATTEMPTS, ATTEMPTS)
     return replace(solved, plan=plan, measured_error=typical_distance(best.distances))
 
 
@@ -205,9 +208,11 @@ class _Trials:
     fitted: list[ProfiledPrompt]
     others: list[ProfiledPrompt]
 
-    def search(self, schedules: Sequence[tuple[int, ...]], order: int) -> _Candidate:
+    def search(
+        self, schedules: Sequence[tuple[int, ...]], order: int, progress: Progress
+    ) -> _Candidate:
         """The best refit: of the first compute schedule, then of the others, then of its parts."""
-        progress, done, steps = self.session.progress("refit"), 0, schedules[0]
+        done, steps = 0, schedules[0]
 
         def attempt(fit: Fit) -> _Candidate:
             nonlocal done
@@ -244,8 +249,8 @@ class _Trials:
         return plan
 
     def open_loop(self, budget: int) -> Tensor:
-        """Distances of one half under a plan solved from the profile of the other."""
-        part = profile_of(self.policy).select(self.fitted)
+        """Distances of one half under a plan solved from the rest of the profile."""
+        part = rest_of(profile_of(self.policy), self.others)
         solver, schedule = PlanSolver(replace(self.policy, profile=part)), self.reference.schedule
         solved = solver.solve(schedule, budget) or solver.plain(schedule, budget)
         assert isinstance(solved.plan, TrajectoryPlan)

@@ -28,7 +28,7 @@ from ertacache.formats.profile import Profile, ProfiledPrompt
 from ertacache.integration.solve import measured_unit, profile_frontier, profile_of
 from ertacache.metrics import IDENTICAL, psnr
 
-__all__ = ["SPEEDUPS", "Search", "measure_fits", "regret", "with_frontier"]
+__all__ = ["SPEEDUPS", "Search", "measure_fits", "regret", "rest_of", "with_frontier"]
 
 SPEEDUPS = (1.5, 2.0, 3.0, 5.0)
 """Speed-ups whose plans are run."""
@@ -48,8 +48,8 @@ Found = TypeVar("Found")
 def measure_fits(session: Session, policy: Policy, runs: Sequence[ProfiledPrompt]) -> Policy:
     """Run plans of several budgets and ridges; returns the policy with what was found.
 
-    Plans are fitted on one half of the runs and run on the other. With one run there is nothing to
-    measure.
+    Plans are run on one half of the runs and fitted on the rest of the profile. With one run there
+    is nothing to measure.
 
     Args:
         session: the pipeline.
@@ -57,10 +57,11 @@ def measure_fits(session: Session, policy: Policy, runs: Sequence[ProfiledPrompt
         runs: calibration prompts.
     """
     profile = profile_of(policy)
-    budgets, (fitted, others) = trial_budgets(profile), profile.halves(runs)
+    budgets, (_, others) = trial_budgets(profile), profile.halves(runs)
     if not others or not budgets:
         return policy
-    trial = _Trial(session, policy, profile.select(fitted), session.reference(others[:PROMPTS]))
+    part, reference = rest_of(profile, others), session.reference(others[:PROMPTS])
+    trial = _Trial(session, policy, part, reference)
     progress, found = session.progress("trial"), list[_Candidate]()
     start = Fit(ridge=FIRST)
     for done, budget in enumerate(budgets):
@@ -79,6 +80,17 @@ def trial_budgets(profile: Profile) -> list[int]:
     steps, least = profile.num_steps, 2 + len(profile.expert_steps)
     found = {steps_for_speedup(steps, s) for s in SPEEDUPS if s <= steps / 2}
     return sorted((n for n in found if least <= n < steps), reverse=True)
+
+
+def rest_of(profile: Profile, others: Sequence[ProfiledPrompt]) -> Profile:
+    """The profile of the folds that hold none of some runs; if all do, of all other runs.
+
+    By whole folds, because only those have statistics by group.
+    """
+    fold = dict(zip(profile.runs, profile.folds, strict=True))
+    held = {fold[run] for run in others}
+    apart = [run for run in profile.runs if fold[run] not in held]
+    return profile.select(apart or [run for run in profile.runs if run not in others])
 
 
 def with_frontier(policy: Policy) -> Policy:
@@ -164,14 +176,13 @@ class Search(Generic[Found]):
         if finest is None or finest == ONE_GROUP:
             return
         place = RIDGES.index(self.fit.ridge)
-        weaker = replace(self.fit, groups=finest, ridge=RIDGES[max(0, place - 1)])
-        divided = self.challenge(weaker, MARGIN)
-        if not divided:
-            divided = self.challenge(replace(self.fit, groups=finest), MARGIN)
-        if not divided:
+        ridges = RIDGES[max(0, place - 1) : place + 1]
+        divided = (replace(self.fit, groups=finest, ridge=ridge) for ridge in ridges)
+        if not any(self.challenge(fit, MARGIN) for fit in divided):
             return
         for groups in (Groups(bands=finest.bands), Groups(channels=finest.channels)):
-            if groups != finest and self.challenge(replace(self.fit, groups=groups), 1 / MARGIN):
+            simpler = groups not in (finest, ONE_GROUP)
+            if simpler and self.challenge(replace(self.fit, groups=groups), 1 / MARGIN):
                 return
 
 

@@ -1,8 +1,9 @@
 """The frontier: for every number of computed steps the best compute schedule and its plan.
 
-Schedules are searched with one group, and fitted with as many as the fit has. The network is never
-evaluated. How a budget is fitted was measured (``MeasuredFit``), or is chosen by leaving prompts
-out of the simulation.
+Schedules are searched, and their errors predicted, with one group; they are fitted with as many as
+the fit has, and what was measured of it corrects the prediction. The network is never evaluated.
+How a budget is fitted was measured (``MeasuredFit``), or is chosen by leaving prompts out of the
+simulation.
 """
 
 from __future__ import annotations
@@ -247,7 +248,7 @@ class _Search:
     def errors(self, schedules: Sequence[tuple[int, ...]], fit: Fit) -> list[float]:
         """Their expected errors on prompts left out."""
         found: list[float] = leave_out_errors(
-            self.gram_of(fit), self.nominal, schedules=schedules, fit=fit
+            self.gram, self.nominal, schedules=schedules, fit=replace(fit, groups=ONE_GROUP)
         ).tolist()
         return found
 

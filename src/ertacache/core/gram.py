@@ -35,6 +35,8 @@ __all__ = [
     "interpolation_rows",
     "profile_run",
     "resample",
+    "resampling_rows",
+    "run_rows",
 ]
 
 CHUNK = 1 << 16  # elements cast to float64 at a time: bounds memory for any latent
@@ -377,6 +379,27 @@ def interpolation_rows(nodes: Tensor, at: Tensor) -> Tensor:
     return rows
 
 
+def run_rows(schedule: Schedule) -> Tensor:
+    """The vectors x_0 ... x_T, v_0 ... v_{T-1} of a run in its start and outputs, (R, T + 1)."""
+    T = schedule.num_steps
+    return torch.cat([schedule.latents, torch.eye(T + 1, dtype=schedule.latents.dtype)[1:]])
+
+
+def resampling_rows(profiled: Schedule, run: Schedule) -> Tensor:
+    """The vectors of full runs on another schedule in those of the profiled runs, (R', R)."""
+    T, n = profiled.num_steps, run.num_steps
+    outputs = profiled.sigmas.new_zeros(n, 2 * T + 1)
+    outputs[:, T + 1 :] = interpolation_rows(profiled.sigmas[:-1], run.sigmas[:-1])
+    start = outputs.new_zeros(2 * T + 1)
+    if run.begun:
+        start[0] = run.scale[0] / profiled.scale[0]
+    else:
+        weights = interpolation_rows(profiled.sigmas, run.sigmas[:1])[0]
+        start[: T + 1] = run.scale[0] * weights / profiled.scale
+    latents = run.latents[:, :1] * start + run.latents[:, 1:] @ outputs
+    return torch.cat([latents, outputs])
+
+
 def resample(gram: Gram, profiled: Schedule, run: Schedule) -> Gram:
     """The Gram matrices of full runs on another schedule.
 
@@ -387,17 +410,7 @@ def resample(gram: Gram, profiled: Schedule, run: Schedule) -> Gram:
     """
     if profiled.same_run(run):
         return gram
-    T, n = gram.num_steps, run.num_steps
-    outputs = gram.products.new_zeros(n, gram.size)
-    outputs[:, T + 1 :] = interpolation_rows(profiled.sigmas[:-1], run.sigmas[:-1])
-    start = gram.products.new_zeros(gram.size)
-    if run.begun:
-        start[0] = run.scale[0] / profiled.scale[0]
-    else:
-        weights = interpolation_rows(profiled.sigmas, run.sigmas[:1])[0]
-        start[: T + 1] = run.scale[0] * weights / profiled.scale
-    latents = run.latents[:, :1] * start + run.latents[:, 1:] @ outputs
-    return gram.combined(torch.cat([latents, outputs]))
+    return gram.combined(resampling_rows(profiled, run))
 
 
 def gram_of(vectors: Sequence[Tensor]) -> Tensor:

@@ -84,12 +84,13 @@ class Layout:
         """Latents as (B, channels, grid ...)."""
         if not self.grid:
             return latents.movedim(self.channel, 1)
-        B, p = len(latents), self.patch
+        B, p = len(latents), self.patch  # an empty batch has a layout too
+        C = latents.shape[-1] // p**2
         if p == 1:
-            return latents.reshape(B, *self.grid, -1).movedim(-1, 1)
+            return latents.reshape(B, *self.grid, C).movedim(-1, 1)
         h, w = self.grid
-        squares = latents.reshape(B, h, w, -1, p, p)
-        return squares.permute(0, 3, 1, 4, 2, 5).reshape(B, -1, h * p, w * p)
+        squares = latents.reshape(B, h, w, C, p, p)
+        return squares.permute(0, 3, 1, 4, 2, 5).reshape(B, C, h * p, w * p)
 
     def pack(self, unpacked: Tensor) -> Tensor:
         """Undo ``unpack``."""
@@ -145,6 +146,15 @@ class Groups:
         """Sides of the pooled blocks, one per band, the largest first; the last is 1."""
         return tuple(2**level for level in reversed(range(self.bands)))
 
+    def consist_of(self, finer: Groups) -> bool:
+        """Whether each of these groups consists of whole groups of ``finer``.
+
+        Example:
+            >>> Groups(channels=1, bands=2).consist_of(Groups(channels=16, bands=3))
+            True
+        """
+        return self.channels in (1, finer.channels) and self.bands <= finer.bands
+
     def places(self, channels: int) -> Tensor:
         """Group of channels of each of so many channels, shape (channels,)."""
         return torch.arange(channels) * self.channels // channels
@@ -162,7 +172,7 @@ class Groups:
             >>> Groups(bands=2).merge(values, Groups(bands=3)).flatten()
             tensor([3., 4.])
         """
-        if self.channels not in (1, finer.channels) or self.bands > finer.bands:
+        if not self.consist_of(finer):
             raise ValueError(f"{self} do not consist of {finer}")
         *first, _, n, m = values.shape
         shaped = values.reshape(*first, finer.bands, finer.channels, n, m)
@@ -203,10 +213,10 @@ def spread(pooled: Tensor, side: int, size: Sequence[int]) -> Tensor:
         >>> spread(torch.tensor([[[2.0, 5.0]]]), 2, (3,))
         tensor([[[2., 2., 5.]]])
     """
+    sides = [float(min(side, pixels)) for pixels in size]
+    pooled = functional.interpolate(pooled, scale_factor=sides, mode="nearest")
     for axis, pixels in enumerate(size, start=2):
-        if pixels > 1:
-            repeated = pooled.repeat_interleave(min(side, pixels), axis)
-            pooled = repeated.narrow(axis, 0, pixels)
+        pooled = pooled.narrow(axis, 0, pixels)
     return pooled
 
 
@@ -236,30 +246,36 @@ class GroupCombination:
             latents: for their shape, device and type.
         """
         self._layout, self._sides = layout, groups.scales
-        unpacked = layout.unpack(latents)
-        channels, axes = unpacked.shape[1], unpacked.ndim - 2
         T, _, n = coefficients.shape
         z = coefficients.reshape(T, groups.bands, groups.channels, n)
-        z = torch.cat([-z.diff(dim=1), z[:, -1:]], dim=1)[:, :, groups.places(channels)]
-        # One entry per step, band and vector, to be multiplied with (B, channels, grid ...).
-        z = z.movedim(3, 2).reshape(T, groups.bands, n, 1, channels, *[1] * axes)
-        self._z = z.to(latents)
+        z = torch.cat([-z.diff(dim=1), z[:, -1:]], dim=1)
+        places = groups.places(latents.shape[layout.channel] // layout.patch**2)
+        z = z[:, :, places.repeat_interleave(layout.patch**2)].movedim(3, 1)
+        # One entry per step and vector with all bands, to be multiplied with latents as they are.
+        axes = [1] * latents.ndim
+        axes[layout.channel] = -1
+        self._z = z.reshape(T, n, groups.bands, *axes).to(latents)
 
     def __call__(self, step: int, vectors: Sequence[Tensor], columns: Sequence[int]) -> Tensor:
         """The combination of some vectors with the coefficients of a step and these columns."""
-        unpacked = [self._layout.unpack(vector) for vector in vectors]
-        size = unpacked[0].shape[2:]
-        total: Tensor | None = None
-        for band, side in enumerate(self._sides):
-            z = self._z[step, band]
-            part = z[columns[0]] * unpacked[0]
-            for column, vector in zip(columns[1:], unpacked[1:], strict=True):
-                part = torch.addcmul(part, z[column], vector.to(part.dtype))
-            if side > 1:
-                part = spread(pool(part, side), side, size)
-            total = part if total is None else total + part
-        assert total is not None
-        return self._layout.pack(total)
+        rows = self._z[step].unbind()
+        total = rows[columns[0]] * vectors[0]  # (bands, B, ...)
+        for column, vector in zip(columns[1:], vectors[1:], strict=True):
+            total.addcmul_(rows[column], vector.to(total.dtype))
+        *lower, top = total.unbind()
+        return top + self._layout.pack(self._filter(lower)) if lower else top
+
+    def _filter(self, parts: Sequence[Tensor]) -> Tensor:
+        """The sum of P_4 of the first part and P_2 of the second, unpacked.
+
+        Added up as means of blocks: those of a larger block are spread over its smaller ones.
+        """
+        unpacked = [self._layout.unpack(part) for part in parts]
+        total = pool(unpacked[0], self._sides[0])
+        for part, side in zip(unpacked[1:], self._sides[1:], strict=False):
+            means = pool(part, side)
+            total = means + spread(total, 2, means.shape[2:])
+        return spread(total, 2, unpacked[0].shape[2:])
 
 
 def group_products(vectors: Sequence[Tensor], groups: Groups, layout: Layout) -> Tensor:
@@ -378,15 +394,12 @@ class GroupStatistics:
         products = self.products.where(kept[:, None, None, None], 0.0)
         return replace(self, products=products, counts=self.counts.where(kept, 0))
 
-    def gram(self, latents: Tensor, groups: Groups) -> Gram:
-        """The Gram matrices of all vectors of the runs, one mean per fold that has prompts.
+    def gram(self, rows: Tensor, groups: Groups) -> Gram:
+        """The Gram matrices of combinations of the start and the outputs, the mean of all prompts.
 
         Args:
-            latents: L of their schedule, shape (T + 1, T + 1).
+            rows: weights of x_0, v_0 ... v_{T-1} in each of R vectors, shape (R, T + 1).
             groups: these, or fewer.
         """
-        there = self.counts > 0
-        means = self.products[there] / self.counts[there].double().view(-1, 1, 1, 1)
-        merged = groups.merge(means, self.groups)
-        rows = torch.cat([latents, torch.eye(len(latents), dtype=latents.dtype)[1:]])
-        return Gram(merged.flatten(0, 1), groups.count).combined(rows)
+        mean = self.products.sum(0, keepdim=True) / self.counts.sum().clamp_min(1)
+        return Gram(groups.merge(mean, self.groups)[0], groups.count).combined(rows)

@@ -17,7 +17,7 @@ from ertacache.core.plans import (
     check_compute_steps,
     step_strip,
 )
-from ertacache.formats.profile import groups_to_json, take_groups
+from ertacache.formats.profile import check_groups, groups_to_json, take_groups
 from ertacache.formats.schema import (
     MAX_DIMENSIONS,
     MAX_STEPS,
@@ -347,6 +347,9 @@ def _check_plan(plan: object) -> None:
     check_compute_steps(plan.compute_steps, plan.num_steps)
     if isinstance(plan, TrajectoryPlan):
         check_count("history", plan.history, low=1, high=MAX_HISTORY)
+        check_groups(plan.groups)
+        if not isinstance(plan.branch, bool):
+            raise FormatError(f"branch must be a boolean, got {type(plan.branch).__name__}")
     elif plan.gain is not None:
         _check_gain_shape(list(plan.gain.shape[1:]))
 

@@ -19,7 +19,7 @@ from ertacache.formats.container import Document, open_document, open_regular, p
 from ertacache.formats.files import write_whole
 from ertacache.formats.fingerprint import Fingerprint
 from ertacache.formats.fitted import OWN_ROW, FittedPlan, ValidationRow
-from ertacache.formats.profile import Profile, groups_to_json, take_groups
+from ertacache.formats.profile import Profile, check_groups, groups_to_json, take_groups
 from ertacache.formats.schema import (
     MAX_STEPS,
     FormatError,
@@ -284,11 +284,22 @@ class Policy:
             if not isinstance(fit, MeasuredFit):
                 raise FormatError(f"fits must hold MeasuredFit, not {type(fit).__name__}")
             check_count("computed_steps", fit.computed, low=1, high=MAX_STEPS)
-            for name in ("ridge", "sensitivity"):
-                check_number(name, getattr(fit.fit, name), low=0.0)
+            self._check_fit(fit.fit)
         computed = [fit.computed for fit in self.fits]
         if computed != sorted(set(computed)):
             raise FormatError("fits must ascend in their number of computed steps")
+
+    def _check_fit(self, fit: Fit) -> None:
+        check_count("history", fit.history, low=1)
+        check_count("order", fit.order)
+        for name in ("ridge", "sensitivity"):
+            check_number(name, getattr(fit, name), low=0.0)
+        groups = check_groups(fit.groups)
+        finest = None if self.profile is None else self.profile.finest
+        if finest is not None and not groups.consist_of(finest):
+            raise FormatError(f"fits have {groups}, but the profile knows {finest}")
+        if fit.branch:
+            raise FormatError("a measured fit has no second history: only plans have one")
 
     def _check_frontier(self) -> None:
         if not self.frontier:

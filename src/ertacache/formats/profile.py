@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ertacache.core.gram import Gram, RunStatistics, Schedule
+from ertacache.core.gram import Gram, RunStatistics, Schedule, resampling_rows, run_rows
 from ertacache.core.groups import (
     FOLDS,
     MAX_BANDS,
     MAX_CHANNELS,
-    ONE_GROUP,
     Groups,
     GroupStatistics,
 )
@@ -148,30 +147,30 @@ class Profile:
         """The finest groups that it knows; None if none."""
         return None if self.by_group is None else self.by_group.groups
 
-    def gram(self, groups: Groups) -> Gram:
-        """The Gram matrices for some groups; raise if they are not known.
+    def gram(self, groups: Groups, run: Schedule | None = None) -> Gram:
+        """The mean Gram matrices of some groups, of full runs on its own schedule or another.
 
-        One group has one matrix per run, others have one per fold.
+        Raises:
+            PolicyError: if the profile does not know them.
         """
-        if groups == ONE_GROUP:
-            return self.statistics.gram
         if self.by_group is None:
             raise PolicyError(f"the profile has no statistics of {groups}")
-        return self.by_group.gram(self.schedule.latents, groups)
+        rows = run_rows(self.schedule)
+        if run is not None and not self.schedule.same_run(run):
+            rows = resampling_rows(self.schedule, run) @ rows
+        return self.by_group.gram(rows, groups)
 
     def select(self, runs: list[ProfiledPrompt]) -> Profile:
         """The profile of some of its runs; by group, that of the folds which they fill."""
         place = {run: number for number, run in enumerate(self.runs)}
         places = [place[run] for run in runs]
         left_out = {self.folds[k] for k in set(range(self.num_runs)) - set(places)}
-        whole = {self.folds[k] for k in places} - left_out
-        by_group = self.by_group.select(sorted(whole)) if self.by_group and whole else None
         return replace(
             self,
             statistics=self.statistics.select(places),
             runs=tuple(runs),
             folds=tuple(self.folds[k] for k in places),
-            by_group=by_group,
+            by_group=_drop_folds(self.by_group, left_out),
         )
 
     def halves(
@@ -179,14 +178,17 @@ class Profile:
     ) -> tuple[list[ProfiledPrompt], list[ProfiledPrompt]]:
         """Some of its runs in two halves, whose folds differ if possible."""
         fold = dict(zip(self.runs, self.folds, strict=True))
-        odd = [fold[run] % 2 for run in runs]
-        if len(set(odd)) < 2:
-            odd = [place % 2 for place in range(len(runs))]
-        first, second = ([run for run, o in zip(runs, odd, strict=True) if o == k] for k in (0, 1))
+        rank = {fold: place for place, fold in enumerate(sorted({fold[run] for run in runs}))}
+        turns = [rank[fold[run]] if len(rank) > 1 else place for place, run in enumerate(runs)]
+        first, second = (
+            [run for run, turn in zip(runs, turns, strict=True) if turn % 2 == k] for k in (0, 1)
+        )
         return first, second
 
     def merge(self, *others: Profile) -> Profile:
         """Return the profile of all runs of this one and ``others``.
+
+        By group, that of the folds which all parts know; none if their groups differ.
 
         Raises:
             PolicyError: if they have other schedules, or share a run.
@@ -207,7 +209,7 @@ class Profile:
             runs=runs,
             expert_steps=tuple({k for part in parts for k in part.expert_steps}),
             folds=tuple(fold for part in parts for fold in part.folds),
-            by_group=_add_groups([part.by_group for part in parts]),
+            by_group=_add_groups(parts),
         )
 
     def to_json(self) -> dict[str, object]:
@@ -315,14 +317,8 @@ class Profile:
             raise FormatError(f"{len(self.folds)} folds of {self.num_runs} runs")
         for fold in self.folds:
             check_count("fold", fold, high=FOLDS - 1)
-        if self.by_group is None:
-            return
-        if self.by_group.products.shape[-1] != self.num_steps + 1:
-            raise FormatError(f"statistics by group are not of {self.num_steps} steps")
-        counts = torch.bincount(torch.tensor(self.folds), minlength=FOLDS)
-        # A selection of runs keeps the folds that it fills.
-        if bool(((self.by_group.counts != counts) & (self.by_group.counts != 0)).any()):
-            raise FormatError("statistics by group are of other runs")
+        if self.by_group is not None:
+            _check_statistics_by_group(self.by_group, self.num_steps, self.folds)
 
     def _check_statistics(self) -> None:
         if not isinstance(self.statistics, RunStatistics):
@@ -383,6 +379,15 @@ def groups_to_json(groups: Groups) -> dict[str, object]:
     return {"bands": groups.bands, "channels": groups.channels}
 
 
+def check_groups(groups: object, where: str = "groups") -> Groups:
+    """Return the groups if they are such that a file can hold."""
+    if not isinstance(groups, Groups):
+        raise FormatError(f"{where} must be Groups, not {type(groups).__name__}")
+    check_count(f"{where}.channels", groups.channels, low=1, high=MAX_CHANNELS)
+    check_count(f"{where}.bands", groups.bands, low=1, high=MAX_BANDS)
+    return groups
+
+
 def take_groups(value: object, where: str) -> Groups:
     """The groups of a record, checked."""
     record = take_record(value, GROUPS, where)
@@ -406,13 +411,48 @@ def _take_statistics(value: object) -> tuple[Groups, list[int]]:
     return take_groups({name: record[name] for name in GROUPS}, where), counts
 
 
-def _add_groups(parts: Sequence[GroupStatistics | None]) -> GroupStatistics | None:
+def _check_statistics_by_group(by_group: object, num_steps: int, folds: Sequence[int]) -> None:
+    if not isinstance(by_group, GroupStatistics):
+        raise FormatError(f"by_group must be GroupStatistics, not {type(by_group).__name__}")
+    check_groups(by_group.groups)
+    found, _, vectors, _ = by_group.products.shape
+    if (found, vectors) != (FOLDS, num_steps + 1):
+        raise FormatError(
+            f"statistics by group are of {found} folds and {vectors - 1} steps, "
+            f"but the profile has {FOLDS} and {num_steps}"
+        )
+    counts = by_group.counts
+    # A selection of runs keeps the folds that it fills.
+    if bool(((counts != _count_runs(folds)) & (counts != 0)).any()):
+        raise FormatError("statistics by group are of other runs")
+    if not bool(counts.any()):
+        raise FormatError("statistics by group are of no runs")
+    if bool(by_group.products[counts == 0].any()):
+        raise FormatError("statistics by group of a fold without runs must be 0")
+
+
+def _count_runs(folds: Sequence[int]) -> Tensor:
+    """Number of runs of every fold."""
+    return torch.bincount(torch.tensor(folds), minlength=FOLDS)
+
+
+def _add_groups(parts: Sequence[Profile]) -> GroupStatistics | None:
     """The statistics of all parts; None if one has none, or has others."""
-    known = [part for part in parts if part is not None]
-    same = len({part.groups for part in known}) == 1
+    known = [part.by_group for part in parts if part.by_group is not None]
+    same = len({each.groups for each in known}) == 1
     if len(known) < len(parts) or not same:
         return None
-    return functools.reduce(operator.add, known)
+    total = functools.reduce(operator.add, known)
+    runs = _count_runs([fold for part in parts for fold in part.folds])
+    return _drop_folds(total, set((total.counts != runs).nonzero().flatten().tolist()))
+
+
+def _drop_folds(by_group: GroupStatistics | None, folds: set[int]) -> GroupStatistics | None:
+    """The statistics without some folds; None if nothing is left."""
+    if by_group is None:
+        return None
+    kept = by_group.select([fold for fold in range(FOLDS) if fold not in folds])
+    return kept if bool(kept.counts.any()) else None
 
 
 def _check_expert_steps(value: object, num_steps: int) -> tuple[int, ...]:

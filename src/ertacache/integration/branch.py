@@ -32,10 +32,13 @@ def branch_output(output: Any, sample: Tensor, *, calls: int) -> Tensor | None:
     raw = next(tensors_of(output), None)
     if raw is None or raw.ndim != sample.ndim or (calls == 1 and len(raw) <= len(sample)):
         return None
-    raw = raw[: len(sample)]
-    if raw.ndim > 2 and raw.shape[1] > sample.shape[1]:  # channels of a learned variance follow
-        raw = raw[:, : sample.shape[1]]
-    return raw.detach() if raw.shape == sample.shape else None
+    part = raw.detach()[: len(sample)]
+    if part.ndim > 2 and part.shape[1] > sample.shape[1]:  # channels of a learned variance follow
+        part = part[:, : sample.shape[1]]
+    if part.shape != sample.shape:
+        return None
+    # A history of parts must not keep the memory of the whole.
+    return part if part.numel() == raw.numel() else part.clone()
 
 
 def tensors_of(output: Any) -> Iterator[Tensor]:

@@ -7,7 +7,6 @@ cannot be told is unknown; the latent is then one group.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -18,9 +17,17 @@ from ertacache.integration.private_api import Pipeline, call_arguments
 __all__ = ["find_layout"]
 
 PATCH = 2  # side of the squares that pipelines pack into tokens
-_CHANNELS = ("latent_channels", "z_dim", "in_channels", "out_channels")
-FRAMES_FIRST = ("CogVideoX", "CogVideoXFun", "ConsisID")
+_CHANNELS = {  # a decoder's in_channels are those of pixels
+    "vae": ("latent_channels", "z_dim"),
+    "transformer": ("in_channels", "out_channels"),
+    "transformer_2": ("in_channels", "out_channels"),
+    "unet": ("in_channels", "out_channels"),
+}
+FRAMES_FIRST = ("CogVideoX", "ConsisID", "AnyFlow", "StableVideoDiffusion")
 """How the names of pipelines begin whose latents have their frames before their channels."""
+CHANNELS_LAST = ("Kandinsky5", "Kandinsky6")
+PATCH_FIRST = ("Ideogram4",)
+"""Those whose tokens have their square of pixels before its channels: then a token is a pixel."""
 
 
 def find_layout(pipe: Pipeline, latents: Tensor) -> Layout | None:
@@ -32,8 +39,9 @@ def find_layout(pipe: Pipeline, latents: Tensor) -> Layout | None:
 
 def _axes(pipe: Pipeline, shape: tuple[int, ...]) -> Layout | None:
     """The layout of latents whose axes are channels and grid."""
-    if type(pipe).__name__.startswith(FRAMES_FIRST) and len(shape) == 5:
-        return Layout(channel=2)
+    name = type(pipe).__name__
+    if name.startswith(FRAMES_FIRST + CHANNELS_LAST) and len(shape) == 5:
+        return Layout(channel=2 if name.startswith(FRAMES_FIRST) else 4)
     known = _known_channels(pipe)
     for axis in (1, 2) if len(shape) == 5 else (1,):
         if len(shape) in (4, 5) and shape[axis] in known:
@@ -48,13 +56,16 @@ def _tokens(pipe: Pipeline, shape: tuple[int, ...]) -> Layout | None:
     height, wide = arguments.get("height"), arguments.get("width")
     if not (isinstance(height, int) and isinstance(wide, int) and height > 0 < wide):
         return None
+    if "layers" in arguments:  # several images in one row of tokens
+        return None
     frames = _latent_frames(pipe, arguments.get("num_frames"))
     if tokens % frames:
         return None
     grid = _grid(tokens // frames, height / wide)
     if grid is None:
         return None
-    if frames == 1 and width % PATCH**2 == 0 and width // PATCH**2 in known:
+    packed = frames == 1 and not type(pipe).__name__.startswith(PATCH_FIRST)
+    if packed and width % PATCH**2 == 0 and width // PATCH**2 in known:
         return Layout(channel=2, grid=grid, patch=PATCH)
     if width in known:
         return Layout(channel=2, grid=grid if frames == 1 else (frames, *grid))
@@ -71,24 +82,27 @@ def _latent_frames(pipe: Pipeline, frames: Any) -> int:
 def _grid(tokens: int, ratio: float) -> tuple[int, int] | None:
     """Rows and columns of so many tokens whose ratio is the nearest to that of height and width.
 
+    None if it is not that ratio: sizes are rounded to whole tokens, by less than one along each
+    axis.
+
     Example:
-        >>> _grid(24, 1.5), _grid(7, 1.0)
-        ((6, 4), None)
+        >>> _grid(24, 1.5), _grid(24, 1.4), _grid(7, 1.0)
+        ((6, 4), (6, 4), None)
     """
     rows = min(
         (rows for rows in range(1, tokens + 1) if tokens % rows == 0),
         key=lambda rows: abs(math.log(rows * rows / tokens / ratio)),
     )
-    # Sizes are rounded to whole tokens, by less than one along each axis.
-    wanted = math.sqrt(tokens * ratio)
-    return (rows, tokens // rows) if abs(rows - wanted) < 1 + 0.1 * wanted else None
+    columns = tokens // rows
+    fits = rows - 1 < ratio * (columns + 1) and ratio * (columns - 1) < rows + 1
+    return (rows, columns) if fits else None
 
 
 def _known_channels(pipe: Pipeline) -> set[int]:
-    """Numbers of channels that the decoder and the networks name in their configurations."""
-    parts: Iterable[Any] = (
-        getattr(pipe, name, None) for name in ("vae", "transformer", "transformer_2", "unet")
+    """Numbers of channels of latents that the configurations of decoder and networks name."""
+    found = (
+        getattr(getattr(getattr(pipe, part, None), "config", None), name, None)
+        for part, names in _CHANNELS.items()
+        for name in names
     )
-    configs = [getattr(part, "config", None) for part in parts]
-    found = (getattr(config, name, None) for config in configs for name in _CHANNELS)
     return {number for number in found if isinstance(number, int) and number > 0}

@@ -94,7 +94,7 @@ class _Recorder:
         self._guidance: dict[str, tuple[float, ...]] = {}
         self._layout: Layout | None = None
         self._output: Any = None  # of the first call of the present step
-        self._branch = False
+        self._branch = True  # on every step so far
         self._latents: list[Tensor] = []
         self._outputs: list[Tensor] = []
         self._begins: dict[int, int] = {}  # network: first step
@@ -114,9 +114,8 @@ class _Recorder:
             self.num_steps = self._schedule.num_steps
             self._guidance = current_guidance(self._pipe)
             self._layout = find_layout(self._pipe, call.sample)
-            raw = branch_output(self._output, call.sample, calls=call.calls)
-            self._branch = raw is not None
-        self._output = None
+        raw = branch_output(self._output, call.sample, calls=call.calls)
+        self._branch, self._output = self._branch and raw is not None, None
         # Copies: what a pipeline does to its latents later must not reach the record.
         self._latents[call.step :] = [call.sample.detach().clone()]
         self._outputs.append(call.model_output.detach().clone())

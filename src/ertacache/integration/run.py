@@ -79,6 +79,7 @@ class PolicyRun:
         self._reshaped = False  # the present step's input has another shape than the cached one
         self._abandoned = False  # the plan is no longer followed
         self._outputs = _OutputCache(setup.cache_device)
+        self._raw: Tensor | None = None  # output of one guidance branch, on the present step
         self._fresh = 0  # calls of the present step that were computed
         self._expected = 0  # calls of the last computed step
         self._computed_steps = self._reused_steps = self._reused_calls = 0
@@ -170,6 +171,7 @@ class PolicyRun:
     def step(self, call: StepCall) -> Any:
         """Return the update of a step in the scheduler's form."""
         self._check_step(call)
+        self._check_parts(call)
         if not self._reusing:
             self._setup.warnings.watch_output(call.step, call.model_output)
         result = self._take(call)
@@ -201,8 +203,9 @@ class PolicyRun:
             return latent
 
         v = None if self._reusing else call.model_output.detach()
-        if v is not None:
-            self._note_branch(call)
+        if self._raw is not None:
+            self._stepper.note_branch(self._raw)
+            self._raw = None
         latent = self._stepper.step(call.step, x, v, advance)
         if own and own[0][0] is latent:
             return own[0]
@@ -213,12 +216,6 @@ class PolicyRun:
             sample=call.sample,
             return_dict=call.return_dict,
         )
-
-    def _note_branch(self, call: StepCall) -> None:
-        wanted = self._setup.stepper is not None or _has_branch(self.plan)
-        raw = self._branch(call) if wanted else None
-        if raw is not None:
-            self._stepper.note_branch(raw)
 
     def _branch(self, call: StepCall) -> Tensor | None:
         """The raw output of one guidance branch in a computed step."""
@@ -258,22 +255,34 @@ class PolicyRun:
                 self.plan.plan.check_shape(tuple(call.sample.shape[1:]))
             except ValueError as cause:
                 raise PolicyError(str(cause)) from None
-            self._check_parts(call)
         found = run_differences(setup.chooser.policy, setup.pipe, sample=call.sample)
         warn_of_differences([d for d in found if setup.warnings.first(f"difference: {d.field}")])
 
     def _check_parts(self, call: StepCall) -> None:
-        """Compute the whole run if it has not what the plan combines."""
-        plan = None if self.plan is None else self.plan.plan
-        if not isinstance(plan, TrajectoryPlan) or self._setup.stepper is not None:
+        """Find what the plan of a computed step combines; if it is not there, compute the rest."""
+        if self._reusing or self._abandoned:
             return
-        if plan.groups != ONE_GROUP and find_layout(self._setup.pipe, call.sample) is None:
+        own, plan = self._setup.stepper is not None, self._trajectory_plan()
+        if own or (plan is not None and plan.branch):
+            self._raw = self._branch(call)
+        if own or plan is None:
+            return
+        unknown = call.step == 0 and plan.groups != ONE_GROUP
+        if unknown and find_layout(self._setup.pipe, call.sample) is None:
             self._setup.warnings.warn_of_layout(tuple(call.sample.shape))
-        elif plan.branch and self._branch(call) is None:
-            self._setup.warnings.warn_of_branch()
+        elif plan.branch and self._raw is None:
+            self._setup.warnings.warn_of_branch(call.step)
         else:
             return
-        self.plan, self._stepper = None, FullStepper(self.num_steps)
+        self._raw = None
+        if call.step == 0:
+            self.plan, self._stepper = None, FullStepper(self.num_steps)
+        else:
+            self._abandon()
+
+    def _trajectory_plan(self) -> TrajectoryPlan | None:
+        plan = None if self.plan is None else self.plan.plan
+        return plan if isinstance(plan, TrajectoryPlan) else None
 
     def _check_later_step(self, call: StepCall) -> None:
         reporter = self._setup.warnings
@@ -287,9 +296,9 @@ class PolicyRun:
             reporter.warn_of_calls(call.step, now=call.calls, before=self._expected)
 
     def _abandon(self) -> None:
-        """Compute the rest of the run: what is cached does not fit the latent."""
+        """Compute the rest of the run by the scheduler, as from its first step."""
         self._abandoned, self._reusing = True, False
-        clear_history(self._scheduler)  # nor does what a multistep scheduler remembers
+        clear_history(self._scheduler)  # of another shape, or from before the plan's steps
 
     def end(self, *, failed: bool, restarted: bool) -> None:
         """Release the cache, and put the scheduler's own sigmas back unless it has new ones."""
@@ -306,10 +315,6 @@ class PolicyRun:
             self._setup.warnings.forget()
         else:
             self._setup.warnings.report()
-
-
-def _has_branch(plan: FittedPlan | None) -> bool:
-    return plan is not None and isinstance(plan.plan, TrajectoryPlan) and plan.plan.branch
 
 
 class _OutputCache:

@@ -25,8 +25,9 @@ from ertacache.core.frontier import (
     solve_frontier,
 )
 from ertacache.core.gram import Gram, Schedule, resample
-from ertacache.core.groups import ONE_GROUP, Groups
+from ertacache.core.groups import ONE_GROUP
 from ertacache.core.paper import reuse_distances, sweep_profile
+from ertacache.core.plans import TrajectoryPlan
 from ertacache.core.search import ROUNDS, map_schedule, spread_schedule
 from ertacache.core.simulate import Fit, fit_plans
 from ertacache.formats.fitted import FittedPlan
@@ -42,6 +43,8 @@ __all__ = [
     "profile_frontier",
     "profile_of",
 ]
+
+Steps = tuple[int, ...]
 
 QUICK = 5
 """Rounds of a search that begins with good schedules, so that a run starts in a moment."""
@@ -139,8 +142,14 @@ class PlanSolver:
         fits = self.fits(schedule)
         return choose_fits(fits, [budget])[0].fit.order if fits else 0
 
-    def _gram(self, schedule: Schedule, groups: Groups = ONE_GROUP) -> Gram:
-        return resample(self.profile.gram(groups), self.profile.schedule, schedule)
+    def _gram(self, schedule: Schedule) -> Gram:
+        return resample(self.profile.statistics.gram, self.profile.schedule, schedule)
+
+    def _fit_plan(self, gram: Gram, schedule: Schedule, steps: Steps, fit: Fit) -> TrajectoryPlan:
+        if fit.groups != ONE_GROUP:
+            gram = self.profile.gram(fit.groups, schedule)
+        (plan,) = fit_plans(gram, schedule.nominal, schedules=[steps], fit=fit)
+        return plan
 
     def _point(self, gram: Gram, schedule: Schedule, budget: int) -> FrontierPoint:
         own = self.profile.schedule.same_run(schedule)
@@ -185,7 +194,7 @@ class PlanSolver:
             pinned=self.pinned(schedule),
             starts=starts,
             rounds=rounds,
-            by_group=functools.partial(self._gram, schedule),
+            by_group=functools.partial(self.profile.gram, run=schedule),
         )
 
     def fits(self, schedule: Schedule) -> list[MeasuredFit]:
@@ -210,16 +219,15 @@ class PlanSolver:
         fit, steps = point.fit, point.plan.compute_steps
         uniform = spread_schedule(schedule.num_steps, len(steps), self.pinned(schedule))
         limit = _error(gram, schedule.nominal, uniform, Fit(ridge=PLAIN))
-        mine = gram if fit.groups == ONE_GROUP else self._gram(schedule, fit.groups)
-        first = error = _error(mine, schedule.nominal, steps, fit)
+        first = error = _error(gram, schedule.nominal, steps, fit)
         while not error < limit:
             if fit.ridge >= PLAIN:
                 return None
             fit = replace(fit, ridge=max(10 * fit.ridge, 1e-3))
-            error = _error(mine, schedule.nominal, steps, fit)
+            error = _error(gram, schedule.nominal, steps, fit)
         if fit == point.fit:
             return point
-        (plan,) = fit_plans(mine, schedule.nominal, schedules=[steps], fit=fit)
+        plan = self._fit_plan(gram, schedule, steps, fit)
         ratio = point.predicted_error / first if first > 0 else 1.0
         return FrontierPoint(plan, fit, error * ratio)
 
@@ -233,8 +241,10 @@ def _fitted(point: FrontierPoint, schedule: Schedule) -> FittedPlan:
     )
 
 
-def _error(gram: Gram, nominal: Tensor, steps: tuple[int, ...], fit: Fit) -> float:
-    return leave_out_errors(gram, nominal, schedules=[steps], fit=fit).item()
+def _error(gram: Gram, nominal: Tensor, steps: Steps, fit: Fit) -> float:
+    """Error as simulated with one group."""
+    one = replace(fit, groups=ONE_GROUP)
+    return leave_out_errors(gram, nominal, schedules=[steps], fit=one).item()
 
 
 def profile_of(policy: Policy) -> Profile:

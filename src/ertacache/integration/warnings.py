@@ -42,8 +42,9 @@ _LAYOUT = (
     "are not known in this pipeline, so every step is computed: calibrate with this pipeline"
 )
 _BRANCH = (
-    "the plan combines the output of one guidance branch, but this run has none, so every step is "
-    "computed: run with guidance, or calibrate without"
+    "the plan combines the output of one guidance branch, but step {step} has none, so it and all "
+    "that follow are computed: run with guidance from the first step to the last, or calibrate "
+    "with the arguments of this call"
 )
 _SHAPE = (
     "the latent changed its shape from {before} to {now} at step {step}, so the cached outputs do "
@@ -110,9 +111,9 @@ class RunWarnings:
         """The plan has groups, and the layout of the latent is not known."""
         self._warn("layout", _LAYOUT.format(shape=shape))
 
-    def warn_of_branch(self) -> None:
-        """The plan has a second history, and the run has no guidance."""
-        self._warn("branch", _BRANCH)
+    def warn_of_branch(self, step: int) -> None:
+        """The plan has a second history, and the step has no guidance."""
+        self._warn("branch", _BRANCH.format(step=step))
 
     def first(self, kind: str) -> bool:
         """Return whether ``kind`` was not reported before; from now on it was."""
