@@ -21,13 +21,15 @@ from torch import Tensor
 
 import ertacache
 from ertacache.core.flows import GaussianRing, rmse, shifted_sigmas
-from ertacache.core.frontier import solve_frontier, spread_schedule
+from ertacache.core.frontier import solve_frontier
 from ertacache.core.gram import Trajectory, profile_run
 from ertacache.core.paper import adjusted_sigmas, pick_schedule, reuse_distances, sweep_profile
+from ertacache.core.paper_steppers import GainFit, ThresholdSearch
 from ertacache.core.plans import PaperPlan, TrajectoryPlan
 from ertacache.core.sampler import run, run_reference
+from ertacache.core.search import spread_schedule
 from ertacache.core.simulate import Fit
-from ertacache.core.steppers import GainFit, RefitStepper, ThresholdSearch, make_stepper
+from ertacache.core.steppers import RefitStepper, make_stepper
 from ertacache.formats.files import draft, write_whole
 
 ROOT = Path(__file__).parent.parent

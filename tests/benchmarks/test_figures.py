@@ -98,7 +98,7 @@ def test_error_maps_of_images_and_videos(benchmark: Load, tmp_path: Path) -> Non
     assert (len(wan["prompts"]), wan["frames"]) == (1, 3)
     assert (tmp_path / "error-maps-flux.png").exists()
     text = import_module("figuretables").errormaps_table([flux, wan])
-    assert "Held-out prompts, 3 frames of each, from left to right: “a red circle”." in text
+    assert "Held-out prompts, 3 frames of each, from left to right: “a small red circle”." in text
     assert "Differences are amplified 16 times." in text
 
 

@@ -15,27 +15,40 @@ from ertacache.calibration.lockstep import refit_plan, run_plan
 from ertacache.calibration.profile import profile_runs
 from ertacache.calibration.session import Evaluations, Reference, Session, number_runs
 from ertacache.calibration.solve import solve
-from ertacache.core.distance import distances
+from ertacache.core.distance import distances, typical_distance
+from ertacache.core.groups import ONE_GROUP, Groups
 from ertacache.core.plans import TrajectoryPlan
 from ertacache.core.simulate import Fit
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import ProfiledPrompt
 from ertacache.integration.attach import find_handle
-from tests.calibration.conftest import RUNS, TINY_PROMPTS, counting_rows, tiny_call
+from tests.calibration.conftest import RUNS, TINY_PROMPTS, TINY_STEPS, counting_rows, tiny_call
 from tests.integration.tiny import CASES, generate
 
 STEPS = (0, 3, 5)
-GUIDED = number_runs(TINY_PROMPTS[:4], varied={"guidance_scale": [2.0, 5.0]})
+GUIDANCE = {"guidance_scale": [2.0, 5.0]}
+GUIDED = number_runs(TINY_PROMPTS[:4], varied=GUIDANCE)
 HARMLESS = number_runs(TINY_PROMPTS[:4], varied={"negative_prompt": ["black", "red"]})
 """Without classifier-free guidance a negative prompt is not looked at."""
 
 
 def refitted(
-    session: Session, known: Policy, runs: Sequence[ProfiledPrompt], **more: Any
+    session: Session,
+    known: Policy,
+    runs: Sequence[ProfiledPrompt],
+    *,
+    fit: Fit | None = None,
+    fitted: Sequence[int] | None = None,
 ) -> tuple[TrajectoryPlan, Tensor]:
     reference = session.reference(runs)
-    facts = known.fingerprint
-    return refit_plan(session, reference, STEPS, fingerprint=facts, fit=Fit(), **more)
+    return refit_plan(
+        session,
+        reference,
+        STEPS,
+        fingerprint=known.fingerprint,
+        fit=fit or Fit(),
+        fitted=fitted,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +99,81 @@ def test_a_joint_refit_is_that_of_one_batch(precise: Any) -> None:
         assert joint.compute_steps == one.compute_steps == STEPS
         torch.testing.assert_close(joint.coefficients, one.coefficients, rtol=0, atol=1e-10)
         torch.testing.assert_close(far, near, rtol=1e-8, atol=0)
+
+
+@pytest.mark.parametrize(
+    "fit",
+    [
+        Fit(groups=Groups(channels=4, bands=3)),
+        Fit(branch=True, order=1),
+        Fit(groups=Groups(bands=3), branch=True, ridge=0.1),
+    ],
+    ids=["groups", "branch", "both"],
+)
+def test_a_joint_refit_with_groups_and_a_second_history(precise: Any, fit: Fit) -> None:
+    """As the one before, also where a call has no prompt that is fitted on."""
+    guided = {"true_cfg_scale": 3.0, "negative_prompt": "black"}
+    session = Session(precise, tiny_call() | guided, batch_size=2)
+    runs = number_runs(TINY_PROMPTS[:4])
+    harmless = number_runs(TINY_PROMPTS[:4], varied={"return_dict": [True, False]})
+    known = profile_runs(session, runs)
+    for fitted in (None, [0, 1], [0, 2]):
+        one, near = refitted(session, known, runs, fit=fit, fitted=fitted)
+        joint, far = refitted(session, known, harmless, fit=fit, fitted=fitted)
+        assert (joint.groups, joint.branch) == (fit.groups, fit.branch)
+        torch.testing.assert_close(joint.coefficients, one.coefficients, rtol=0, atol=1e-8)
+        torch.testing.assert_close(far, near, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", ["wan", "cogvideox"])
+def test_values_of_guidance_share_groups_and_a_second_history(name: str) -> None:
+    session = Session(CASES[name].build(), tiny_call(name) | GUIDANCE, batch_size=2)
+    runs = session.number_runs(TINY_PROMPTS[:4])
+    known, reference = profile_runs(session, runs, keep=runs), session.reference(runs)
+    assert reference.finest is not None
+    errors = []
+    for fit in (Fit(), Fit(groups=reference.finest, branch=True)):
+        plan, found = refitted(session, known, runs, fit=fit)
+        again = run_plan(session, reference, plan, fingerprint=known.fingerprint)
+        torch.testing.assert_close(again, found, rtol=1e-3, atol=1e-5)
+        errors.append(typical_distance(found))
+    assert errors[1] < 0.9 * errors[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("flux", {}),  # tokens
+        ("flux", {"true_cfg_scale": 3.0, "negative_prompt": "black"}),
+        ("wan", {}),  # one branch after the other
+        ("cogvideox", {}),  # both in one batch
+    ],
+    ids=["flux", "flux-guided", "wan", "cogvideox"],
+)
+def test_finer_refits_come_closer_to_the_runs_that_they_are_fitted_on(
+    name: str, more: dict[str, Any]
+) -> None:
+    """Groups as well as a second history; and the plan leads where its refit came to."""
+    session = Session(CASES[name].build(), tiny_call(name) | more, batch_size=4)
+    runs = number_runs(TINY_PROMPTS[:4])
+    known, reference = profile_runs(session, runs, keep=runs), session.reference(runs)
+    finest = reference.finest
+    assert finest is not None
+    assert reference.branch == (name != "flux" or bool(more))
+    errors: dict[tuple[Groups, bool], float] = {}
+    for groups in (ONE_GROUP, Groups(bands=3), Groups(channels=finest.channels), finest):
+        for branch in (False, True)[: 1 + reference.branch]:
+            fit = Fit(ridge=1e-4, groups=groups, branch=branch)
+            plan, found = refitted(session, known, runs, fit=fit)
+            assert (plan.groups, plan.branch) == (groups, branch)
+            assert plan.coefficients.shape == (TINY_STEPS, groups.count, 9 if branch else 5)
+            again = run_plan(session, reference, plan, fingerprint=known.fingerprint)
+            torch.testing.assert_close(again, found, rtol=1e-3, atol=1e-5)
+            errors[groups, branch] = typical_distance(found)
+    for (groups, branch), error in errors.items():
+        assert error <= errors[ONE_GROUP, branch]
+        assert errors[finest, branch] <= error <= errors[groups, False]
+    assert errors[finest, False] < 0.9 * errors[ONE_GROUP, False]
 
 
 def test_several_values_share_their_coefficients(unchanged: Any, guided: Policy) -> None:

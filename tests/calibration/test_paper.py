@@ -13,8 +13,8 @@ from ertacache.calibration.paper import PASSES, PaperCalibration, calibrate_pape
 from ertacache.calibration.session import Session, number_runs
 from ertacache.calibration.solve import PaperOptions, solve
 from ertacache.core.flows import rmse
+from ertacache.core.paper_steppers import ThresholdSearch
 from ertacache.core.plans import PaperPlan
-from ertacache.core.steppers import ThresholdSearch
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
 from ertacache.integration.solve import profile_of

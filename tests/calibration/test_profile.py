@@ -14,6 +14,8 @@ from ertacache.calibration.profile import profile
 from ertacache.calibration.solve import solve
 from ertacache.core.frontier import MeasuredFit
 from ertacache.core.gram import RunStatistics
+from ertacache.core.groups import ONE_GROUP, Groups, GroupStatistics
+from ertacache.core.plans import TrajectoryPlan
 from ertacache.core.simulate import Fit
 from ertacache.formats.policy import Policy, PolicyError
 from ertacache.integration.record import record
@@ -26,6 +28,7 @@ from tests.calibration.conftest import (
     tiny_call,
 )
 from tests.formats.faults import full_disk, holding_lock
+from tests.integration.tiny import CASES
 
 SHORT = tiny_call() | {"num_inference_steps": 3}
 
@@ -79,10 +82,86 @@ def test_batches_do_not_matter(pipe: Any) -> None:
         profile_of(profile(pipe, ["a red apple", "a dog", "a small car"], batch_size=size, **short))
         for size in (1, 3)
     )
-    assert one.runs == three.runs
+    assert (one.runs, one.folds) == (three.runs, three.folds)
     for field in fields(RunStatistics):
         a, b = getattr(one.statistics, field.name), getattr(three.statistics, field.name)
         assert torch.allclose(a, b, rtol=1e-3, atol=1e-4), field.name
+
+
+def by_group(policy: Policy) -> GroupStatistics:
+    found = profile_of(policy).by_group
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(("name", "channels"), [("flux", 4), ("wan", 16), ("cogvideox", 4)])
+def test_statistics_by_group_add_up_to_the_profile(name: str, channels: int) -> None:
+    """In every fold, and for all latents, which are combinations of the start and the outputs."""
+    pipe, call = CASES[name].build(), tiny_call(name) | {"num_inference_steps": 3}
+    prompts = [*TINY_PROMPTS, *TINY_PROMPTS]  # the first two folds have two prompts each
+    policy = profile(pipe, prompts, batch_size=10, **call)
+    known, found = profile_of(policy), by_group(policy)
+    inner = known.statistics.inner
+    assert found.groups == known.finest == Groups(channels, bands=3)
+    assert known.folds == (0, 1, 2, 3, 4, 5, 6, 7, 0, 1)
+    assert found.counts.tolist() == [2, 2, 1, 1, 1, 1, 1, 1]
+    kept = [0, 4, 5, 6]  # x_0, v_0, v_1, v_2
+    for fold in range(8):
+        runs = [place for place, mine in enumerate(known.folds) if mine == fold]
+        expected = inner[runs][:, kept][:, :, kept].sum(0)
+        torch.testing.assert_close(found.products[fold].sum(0), expected, rtol=1e-9, atol=1e-9)
+    for groups in (found.groups, Groups(bands=3), Groups(channels), Groups(channels, bands=2)):
+        gram = known.gram(groups)
+        assert (gram.num_prompts, gram.groups) == (1, groups.count)
+        torch.testing.assert_close(gram.products.sum(0), inner.mean(0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["flux", "wan", "cogvideox"])
+def test_statistics_by_group_are_the_same_for_every_batch_size(name: str, tmp_path: Path) -> None:
+    pipe, call = CASES[name].build(), tiny_call(name) | {"num_inference_steps": 3}
+    path, prompts = tmp_path / "profile.safetensors", TINY_PROMPTS
+    expected = by_group(profile(pipe, prompts, batch_size=5, **call))
+    profile(pipe, prompts[:2], path=path, **call)
+    continued = profile(pipe, prompts, batch_size=2, path=path, **call)
+    for policy in (profile(pipe, prompts, **call), continued, Policy.load(path)):
+        found = by_group(policy)
+        assert found.groups == expected.groups
+        assert torch.equal(found.counts, expected.counts)
+        torch.testing.assert_close(found.products, expected.products, rtol=1e-3, atol=1e-4)
+
+
+def test_folds_hold_all_values_of_a_list(tiny: Any, tmp_path: Path) -> None:
+    """In whatever order the values are run, and if the profile is continued."""
+    path, call = tmp_path / "profile.safetensors", SHORT | {"guidance_scale": [2.0, 5.0]}
+    prompts = [*TINY_PROMPTS, TINY_PROMPTS[0]]
+    profile(tiny, prompts[:2], path=path, **call)
+    policy = profile(tiny, prompts, batch_size=3, path=path, **call)
+    known, values = profile_of(policy), dict[int, set[Any]]()
+    for run, fold in zip(known.runs, known.folds, strict=True):
+        assert fold == run.seed // 2
+        values.setdefault(fold, set()).add(dict(run.arguments)["guidance_scale"])
+    assert values == {fold: {2.0, 5.0} for fold in range(3)}
+    assert by_group(policy).counts.tolist() == [2, 2, 2, 0, 0, 0, 0, 0]
+    for half in known.halves(known.runs):
+        assert {dict(run.arguments)["guidance_scale"] for run in half} == {2.0, 5.0}
+
+
+def test_latents_of_an_unknown_layout_have_no_groups(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All else is profiled; a policy is calibrated with one group, the second history with it."""
+    monkeypatch.setattr("ertacache.integration.record.find_layout", lambda *_: None)
+    call = {"heldout": TINY_PROMPTS[4:], "compute_steps": 2, "batch_size": 4} | SHORT
+    guided = call | {"true_cfg_scale": 3.0, "negative_prompt": "black"}
+    for arguments in (call, guided):
+        policy = calibrate(tiny, TINY_PROMPTS[:4], **arguments)
+        known, plan = profile_of(policy), policy.default.plan
+        assert (known.by_group, known.finest) == (None, None)
+        with pytest.raises(PolicyError, match="no statistics of 3 bands"):
+            known.gram(Groups(bands=3))
+        assert {fit.fit.groups for fit in policy.fits} == {ONE_GROUP}
+        assert isinstance(plan, TrajectoryPlan)
+        assert plan.groups == ONE_GROUP
 
 
 def test_it_resumes_where_it_stopped(tiny: Any, tmp_path: Path) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from ertacache.calibration.lockstep import run_plan
-from ertacache.calibration.profile import profile
+from ertacache.calibration.profile import profile, profile_runs
 from ertacache.calibration.refit import refit, refit_budget
 from ertacache.calibration.session import Reference, Session, number_runs
 from ertacache.calibration.solve import solve
 from ertacache.core.distance import typical_distance
+from ertacache.core.frontier import MeasuredFit
 from ertacache.core.gram import Schedule
+from ertacache.core.groups import ONE_GROUP, Groups
 from ertacache.core.plans import TrajectoryPlan
 from ertacache.core.simulate import Fit, fit_plans
 from ertacache.formats.fitted import FittedPlan
@@ -27,11 +32,16 @@ from tests.calibration.conftest import (
     STEPS,
     TINY_HELDOUT,
     TINY_PROMPTS,
+    TINY_RUNS,
     TINY_STEPS,
     counting_rows,
     tiny_call,
 )
+from tests.integration.tiny import CASES
 
+Steps = tuple[int, ...]
+POOR, PAPER, UNIFORM = (0, 1, 2), (0, 1, 4), (0, 4, 7)
+FINEST = Groups(channels=4, bands=3)
 UNSEEN = number_runs(HELDOUT, seed=50)
 
 
@@ -72,6 +82,160 @@ def test_a_poor_schedule_is_replaced(
     refitted = refit_budget(session, known, session.reference(RUNS), 4)
     assert refitted.compute_steps == (0, 4, 7, 11)  # the uniform one
     assert heldout_error(session, known, refitted) < 0.5 * heldout_error(session, known, poor)
+
+
+@dataclass
+class Script:
+    """Refits whose errors are scripted; no network is evaluated.
+
+    Attributes:
+        error: of a compute schedule and a fit.
+        solved: error of the plan as solved.
+        tried: all refits, in order.
+        fitted: places of the runs that each is fitted on; None for all.
+    """
+
+    error: Callable[[Steps, Fit], float]
+    solved: float = 100.0
+    tried: list[tuple[Steps, Fit]] = field(default_factory=list)
+    fitted: list[list[int] | None] = field(default_factory=list)
+
+    def refit(
+        self,
+        session: Session,
+        reference: Reference,
+        steps: Steps,
+        *,
+        fit: Fit,
+        fitted: list[int] | None = None,
+        **_: Any,
+    ) -> tuple[TrajectoryPlan, Tensor]:
+        self.tried.append((steps, fit))
+        self.fitted.append(fitted)
+        z = torch.zeros(reference.schedule.num_steps, fit.groups.count, 1 + fit.history)
+        z = torch.cat([z, z[..., 1:]], dim=-1).double() if fit.branch else z.double()
+        plan = TrajectoryPlan(steps, z, fit.groups, branch=fit.branch)
+        return plan, errors(reference, self.error(steps, fit))
+
+    def run(self, session: Session, reference: Reference, plan: object, **_: Any) -> Tensor:
+        assert isinstance(plan, TrajectoryPlan)
+        return errors(reference, self.solved)
+
+    @property
+    def fits(self) -> list[Fit]:
+        return [fit for _, fit in self.tried]
+
+
+def errors(reference: Reference, error: float) -> Tensor:
+    return torch.full((len(reference.runs),), error, dtype=torch.float64)
+
+
+@pytest.fixture
+def scripted(
+    tiny: Any, tiny_known: Policy, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., FittedPlan]:
+    """Refit three computed steps, by a script; the solved ones are 0, 1 and 2."""
+    session = Session(tiny, tiny_call(), batch_size=4)
+    reference = replace(session.reference(TINY_RUNS[:4]), branch=True)
+    monkeypatch.setattr("ertacache.calibration.refit.PlanSolver", Poor)
+    monkeypatch.setattr("ertacache.calibration.refit._paper_schedule", lambda *_: [PAPER])
+
+    def refit_three(script: Script, policy: Policy = tiny_known, **changes: Any) -> FittedPlan:
+        monkeypatch.setattr("ertacache.calibration.refit.refit_plan", script.refit)
+        monkeypatch.setattr("ertacache.calibration.refit.run_plan", script.run)
+        return refit_budget(session, policy, replace(reference, **changes), 3)
+
+    return refit_three
+
+
+def test_all_parts_of_a_fit_are_tried(scripted: Callable[..., FittedPlan]) -> None:
+    """Where the first is best, one part at a time is another one."""
+    first = (POOR, Fit(ridge=1e-2))
+    script = Script(lambda *tried: 1.0 if tried == first else 2.0)
+    found = scripted(script)
+    assert script.tried == [
+        first,
+        (POOR, Fit(ridge=1e-1)),
+        (POOR, Fit(ridge=1e-3)),
+        (PAPER, Fit(ridge=1e-2)),
+        (UNIFORM, Fit(ridge=1e-2)),
+        (POOR, Fit(ridge=1e-2, history=5)),
+        (POOR, Fit(ridge=1e-2, history=3)),
+        (POOR, Fit(ridge=1e-3, groups=FINEST)),
+        (POOR, Fit(ridge=1e-2, groups=FINEST)),
+        (POOR, Fit(ridge=1e-2, branch=True)),
+        first,
+    ]
+    assert script.fitted == [[0, 2]] * 10 + [None]  # one half, and the best on all
+    assert (found.compute_steps, found.measured_error) == (POOR, pytest.approx(1.0))
+    assert found.predicted_error == 1.0  # as solved
+
+
+def test_all_parts_may_be_better(scripted: Callable[..., FittedPlan]) -> None:
+    best = Fit(ridge=1e-1, history=3, groups=Groups(bands=3), branch=True)
+
+    def error(steps: Steps, fit: Fit) -> float:
+        ahead = [steps == UNIFORM, fit.history == 3, fit.groups.bands == 3, fit.branch]
+        return (2.0 - (fit.ridge == 1e-1)) / 2 ** sum(ahead)
+
+    script = Script(error)
+    found = scripted(script)
+    assert script.tried[-1] == (UNIFORM, best)
+    assert script.fitted[-1] is None
+    assert found.measured_error == pytest.approx(1 / 16)
+    assert isinstance(found.plan, TrajectoryPlan)
+    assert found.compute_steps == UNIFORM
+    assert (found.plan.groups, found.plan.history, found.plan.branch) == (best.groups, 3, True)
+
+
+@pytest.mark.parametrize(("solved", "kept"), [(1.01, False), (1.0, True), (0.5, True)])
+def test_the_plan_as_solved_is_kept_if_no_refit_is_better(
+    scripted: Callable[..., FittedPlan], tiny_known: Policy, solved: float, kept: bool
+) -> None:
+    script = Script(lambda steps, fit: 1.0, solved)
+    found = scripted(script)
+    expected = Poor(tiny_known).solve(profile_of(tiny_known).schedule, 3)
+    assert torch.equal(coefficients(found), coefficients(expected)) == kept
+    assert (None in script.fitted) == (not kept)
+    assert found.measured_error == pytest.approx(min(solved, 1.0))
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(0.29, False), (0.31, True)])
+def test_a_second_history_must_be_better_by_a_margin(
+    scripted: Callable[..., FittedPlan], gain: float, kept: bool
+) -> None:
+    script = Script(lambda steps, fit: 10 ** (-gain / 20) if fit.branch else 1.0)
+    assert plan_of(scripted(script)).branch == kept
+    script = Script(script.error)
+    assert not plan_of(scripted(script, branch=False)).branch
+    assert not any(fit.branch for fit in script.fits)  # there is no guidance
+
+
+def test_what_a_refit_begins_with(scripted: Callable[..., FittedPlan], tiny_known: Policy) -> None:
+    """The order that was measured for the budget; no groups if the layout is not known."""
+    fits = (MeasuredFit(2, Fit(order=2), 1.0), MeasuredFit(5, Fit(order=1), 1.0))
+    script = Script(lambda steps, fit: 1.0)
+    scripted(script, replace(tiny_known, fits=fits), layout=None)
+    assert {fit.order for fit in script.fits} == {2}
+    assert {fit.groups for fit in script.fits} == {ONE_GROUP}
+
+
+def plan_of(fitted: FittedPlan) -> TrajectoryPlan:
+    assert isinstance(fitted.plan, TrajectoryPlan)
+    return fitted.plan
+
+
+@pytest.mark.parametrize("name", ["wan", "cogvideox"])
+def test_a_refit_with_guidance(name: str) -> None:
+    """Groups and a second history, if the search keeps them, are in the plan and in its runs."""
+    session = Session(CASES[name].build(), tiny_call(name), batch_size=4)
+    known = profile_runs(session, TINY_RUNS[:4], keep=TINY_RUNS[:4])
+    reference = session.reference(TINY_RUNS[:4])
+    found = refit_budget(session, known, reference, 4)
+    distances = run_plan(session, reference, plan_of(found), fingerprint=known.fingerprint)
+    plain = PlanSolver(known).plain(reference.schedule, 4)
+    before = run_plan(session, reference, plan_of(plain), fingerprint=known.fingerprint)
+    assert typical_distance(distances) < typical_distance(before)
 
 
 def test_one_prompt_is_not_refitted(session: Session, known: Policy) -> None:
@@ -248,4 +412,6 @@ def test_runs_keep_the_arguments_that_differ_between_them(
     (reference,) = references
     values = [dict(run.arguments)["guidance_scale"] for run in reference.runs]
     assert values == [2.0, 5.0, 2.0, 5.0]
+    for half in profile_of(known).halves(reference.runs):
+        assert [dict(run.arguments)["guidance_scale"] for run in half] == [2.0, 5.0]
     assert set(scales) == {2.0, 5.0}  # never the 3.5 of the call

@@ -5,6 +5,7 @@ Evaluations are counted in the network itself, and compared with the formula.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from ertacache.calibration import trial
 from ertacache.calibration.calibrate import calibrate
 from ertacache.calibration.paper import PASSES
-from ertacache.calibration.refit import FITS
+from ertacache.calibration.refit import ATTEMPTS
 from ertacache.calibration.session import (
     Evaluations,
     Session,
@@ -24,8 +25,10 @@ from ertacache.calibration.session import (
     split_runs,
 )
 from ertacache.calibration.solve import solve
+from ertacache.core.groups import Groups, Layout
 from ertacache.core.plans import TrajectoryPlan
-from ertacache.core.steppers import RefitStepper, Stepper
+from ertacache.core.sampler import Stepper
+from ertacache.core.steppers import RefitStepper
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import ProfiledPrompt
 from tests.calibration.conftest import (
@@ -219,15 +222,16 @@ def test_the_count_is_the_formula_and_the_networks_own(
         )
     profile, trial, refit, validation = parts(policy)
     assert profile == TINY_STEPS * len(prompts)
-    # Plans are tried on the larger half of the prompts, which is decoded once in full and once
-    # with the plan of the middle budget.
+    # Plans are fitted on the folds 0 and 2 and tried on the prompt of fold 1, which is decoded once
+    # in full and once with the plan of the middle budget.
     assert set(trials) == {2, 4, 5}
-    assert trial == 2 * sum(trials) + 2 * (TINY_STEPS + 4)
-    # The same half evaluates the plan as it is. Then its compute schedule with all fits, and the
-    # uniform one, run on all prompts, and the best, if it is better, once more.
-    assert refit == 4 * 2 + sum(len(steps) * len(prompts) for steps in refits)
-    tried = len(FITS) - 1 + len(set(refits))
-    assert len(refits) in {tried, tried + 1}
+    assert trial == sum(trials) + TINY_STEPS + 4
+    # The same prompt evaluates the plan as it is. Every refit runs on all prompts.
+    assert refit == 4 * 1 + sum(len(steps) * len(prompts) for steps in refits)
+    # 3 or 4 ridges, the other compute schedules, 1 or 2 histories, 2 to 4 divisions, the second
+    # history; and the best of them, if it is better, once more.
+    others = len(set(refits)) - 1 + (name != "flux")
+    assert 3 + 1 + 2 + others <= len(refits) <= 4 + 2 + 4 + others + 1 <= ATTEMPTS
     assert validation == validated(policy, prompts=1)
     branches = 1 if name == "flux" else 2  # guidance: two rows, or two calls, for one prompt
     assert sum(rows) == branches * (profile + trial + refit + validation)
@@ -267,6 +271,38 @@ def test_the_papers_calibration_is_counted(tiny: Any) -> None:
 
 
 GUIDANCE = {"guidance_scale": [2.0, 5.0, 7.0]}
+
+
+@pytest.mark.parametrize("varied", [{}, GUIDANCE, GUIDANCE | {"true_cfg_scale": [1.0, 2.0]}])
+def test_a_fold_holds_all_values_of_a_varied_argument(tiny: Any, varied: dict[str, Any]) -> None:
+    session = Session(tiny, tiny_call() | varied)
+    runs = session.number_runs(["a circle"] * 96)
+    folds = session.folds(runs)
+    assert list(folds) == runs
+    every = {run.arguments for run in runs}
+    for fold in range(8):
+        mine = [run for run in runs if folds[run] == fold]
+        assert len(mine) == 12  # they take turns
+        assert {run.arguments for run in mine} == every
+
+
+def test_a_reference_knows_layout_and_branches(tiny: Any) -> None:
+    """Of calls without guidance, with guidance in two calls of the network, and in one."""
+    guided = {"true_cfg_scale": 2.0, "negative_prompt": "black"}
+    wan, cogvideox = (CASES[name].build() for name in ("wan", "cogvideox"))
+    packed, bands = Layout(channel=2, grid=(8, 8), patch=2), 3
+    for pipe, name, more, layout, channels, branch in (
+        (tiny, "flux", {}, packed, 4, False),
+        (tiny, "flux", guided, packed, 4, True),
+        (wan, "wan", {}, Layout(channel=1), 16, True),
+        (wan, "wan", {"guidance_scale": 1.0}, Layout(channel=1), 16, False),
+        (cogvideox, "cogvideox", {}, Layout(channel=2), 4, True),
+        (cogvideox, "cogvideox", {"guidance_scale": 1.0}, Layout(channel=2), 4, False),
+    ):
+        found = Session(pipe, tiny_call(name) | more, batch_size=2).reference(TINY_RUNS[:2])
+        assert (found.layout, found.branch) == (layout, branch)
+        assert found.finest == found.select([1]).finest == Groups(channels, bands)
+    assert replace(found, layout=None).finest is None
 
 
 def test_values_are_spread_over_the_prompts_in_turn() -> None:

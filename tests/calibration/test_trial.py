@@ -1,4 +1,4 @@
-"""Trials with distances from a script: which ridge is kept, error ratios, unit, frontier."""
+"""Trials with distances from a script: which fit is kept, error ratios, unit, frontier."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from torch import Tensor
 from ertacache.calibration import trial
 from ertacache.calibration.session import Generated, Reference, Session, number_runs
 from ertacache.calibration.trial import (
-    RIDGES,
     by_group,
     measure_fits,
     regret,
+    rest_of,
     trial_budgets,
     with_frontier,
 )
 from ertacache.core.frontier import Frontier, MeasuredFit, solve_frontier
+from ertacache.core.groups import ONE_GROUP, Groups
 from ertacache.core.plans import TrajectoryPlan
 from ertacache.core.simulate import Fit
 from ertacache.formats.policy import Policy
@@ -31,7 +32,9 @@ from ertacache.integration.solve import PlanSolver, profile_of
 from tests.calibration.conftest import TINY_PROMPTS, TINY_RUNS, TINY_STEPS
 
 START = 1e-2
-Distances = Callable[[int, float, bool], Sequence[float]]
+FINEST = Groups(channels=4, bands=3)
+BANDS, CHANNELS = Groups(bands=3), Groups(channels=4)
+Distances = Callable[[int, Fit, bool], Sequence[float]]
 
 
 class Grey(Session):
@@ -60,32 +63,33 @@ class Script:
     """Plans that were asked for, and how far their results are from the full run.
 
     Attributes:
-        distances: by computed steps, ridge and whether the schedule is uniform; of every prompt.
-        asked: computed steps, ridge and uniform of all plans, in order.
+        distances: by computed steps, fit and whether the schedule is uniform; of every prompt.
+        asked: computed steps, fit and uniform of all plans, in order.
         predicted: their predicted errors.
     """
 
     distances: Distances
-    asked: list[tuple[int, float, bool]] = field(default_factory=list)
+    asked: list[tuple[int, Fit, bool]] = field(default_factory=list)
     predicted: list[float] = field(default_factory=list)
 
     def solve(self, *args: Any, measured: Sequence[MeasuredFit], **more: Any) -> Frontier:
         (known,) = measured
         found = solve_frontier(*args, measured=measured, **more)
-        self.asked.append((known.computed, known.fit.ridge, known.uniform))
+        self.asked.append((int(known.computed), known.fit, known.uniform))
         self.predicted.append(found.point(known.computed).predicted_error)
         return found
 
     def run(self, session: Session, reference: Reference, plan: TrajectoryPlan, **_: Any) -> Tensor:
-        assert len(plan.compute_steps) == self.asked[-1][0]
+        budget, fit, _ = self.asked[-1]
+        assert (len(plan.compute_steps), plan.groups) == (budget, fit.groups)
         return torch.tensor(self.distances(*self.asked[-1]), dtype=torch.float64)
 
     def ridges(self, budget: int) -> list[float]:
-        """Ridges that were tried for a budget on searched schedules."""
+        """Ridges that were tried for a budget on searched schedules, as they are at first."""
         return [
-            ridge
-            for computed, ridge, uniform in self.asked
-            if (computed, uniform) == (budget, False)
+            fit.ridge
+            for computed, fit, uniform in self.asked
+            if (computed, uniform, fit) == (budget, False, Fit(ridge=fit.ridge))
         ]
 
 
@@ -101,10 +105,14 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Distances], Script]:
 
 
 def valley(best: float, *, uniform: float = 2.0) -> Distances:
-    """Two prompts that are nearest with one of the ridges; the factor of uniform schedules."""
+    """Two prompts that are nearest with one of the ridges; the factor of uniform schedules.
 
-    def distances(budget: int, ridge: float, spread: bool) -> list[float]:
-        error = 0.01 * (1 + abs(math.log10(ridge / best))) * (uniform if spread else 1)
+    Higher orders and groups are worse.
+    """
+
+    def distances(budget: int, fit: Fit, spread: bool) -> list[float]:
+        error = 0.01 * (1 + abs(math.log10(fit.ridge / best))) * (uniform if spread else 1)
+        error *= (1 + 9 * fit.order) * (1 if fit.groups == ONE_GROUP else 10)
         return [error, 4 * error]
 
     return distances
@@ -118,35 +126,74 @@ def test_the_first_ridge_is_kept_if_it_is_best(
     assert [fit.computed for fit in found.fits] == [2, 4, 5]  # 1.5x, 2x and 3x, ascending
     assert {fit.fit.ridge for fit in found.fits} == {START}
     assert not any(fit.uniform for fit in found.fits)
-    assert script.ridges(5) == [1e-2, 1e-1, 1e-3]  # a stronger one first, then a weaker one
-    assert script.asked[3] == (5, START, True)  # then the uniform schedule
+    assert script.ridges(5) == [1e-2, 1e-1, 1e-3]
+    assert profile_of(tiny_known).finest == FINEST
+    assert script.asked[3:8] == [
+        (5, Fit(ridge=1.0, order=1), False),  # then orders
+        (5, Fit(ridge=1.0, order=2), False),
+        (5, Fit(ridge=1e-3, groups=FINEST), False),  # then groups
+        (5, Fit(ridge=1e-2, groups=FINEST), False),
+        (5, Fit(ridge=1e-2), True),  # then the uniform schedule
+    ]
 
 
-@pytest.mark.parametrize("best", RIDGES)
-def test_the_best_ridge_is_climbed_to(
+@pytest.mark.parametrize("best", [1e-4, 1.0])
+def test_a_budget_begins_with_the_ridge_of_the_one_before(
     scripted: Callable[[Distances], Script], tiny_known: Policy, best: float
 ) -> None:
     script = scripted(valley(best))
     found = measure_fits(Grey(), tiny_known, TINY_RUNS[:4])
     assert {fit.fit.ridge for fit in found.fits} == {best}
-    tried = {
-        1e-4: [1e-2, 1e-1, 1e-3, 1e-4],
-        1e-3: [1e-2, 1e-1, 1e-3, 1e-4],
-        1e-2: [1e-2, 1e-1, 1e-3],
-        1e-1: [1e-2, 1e-1, 1.0],
-        1.0: [1e-2, 1e-1, 1.0, 10.0],
-        10.0: [1e-2, 1e-1, 1.0, 10.0],
+    assert script.ridges(5)[0] == START
+    for budget in (4, 2):
+        assert script.ridges(budget)[0] == best
+        assert len(script.ridges(budget)) <= 3
+
+
+def test_orders_and_groups_are_measured_budget_by_budget(
+    scripted: Callable[[Distances], Script], tiny_known: Policy
+) -> None:
+    """Where they are better; the next budget begins with order 0 and one group again."""
+    wanted = {
+        5: Fit(ridge=START, groups=BANDS),
+        4: Fit(ridge=1.0, order=2),
+        2: Fit(ridge=1.0, order=1, groups=CHANNELS),
     }
-    assert script.ridges(5) == tried[best]
-    assert script.ridges(4)[0] == best  # where the budget before it ended
-    assert len(script.ridges(4)) <= 3
+
+    def distances(budget: int, fit: Fit, uniform: bool) -> list[float]:
+        best = wanted[budget]
+        error = 1.0 + abs(math.log10(fit.ridge / best.ridge)) + abs(fit.order - best.order)
+        if best.groups != ONE_GROUP:
+            error *= {best.groups: 0.5, FINEST: 0.51}.get(fit.groups, 1.0)
+        elif fit.groups != ONE_GROUP:
+            error *= 2
+        return [error * (2 if uniform else 1)] * 2
+
+    script = scripted(distances)
+    found = measure_fits(Grey(), tiny_known, TINY_RUNS[:4])
+    assert {fit.computed: (fit.fit.order, fit.fit.groups) for fit in found.fits} == {
+        budget: (fit.order, fit.groups) for budget, fit in wanted.items()
+    }
+    for budget in wanted:
+        first = next(fit for computed, fit, _ in script.asked if computed == budget)
+        assert (first.order, first.groups) == (0, ONE_GROUP)
+
+
+def test_without_statistics_by_group_none_are_tried(
+    scripted: Callable[[Distances], Script], tiny_known: Policy
+) -> None:
+    script = scripted(valley(START))
+    profile = replace(profile_of(tiny_known), by_group=None)
+    found = measure_fits(Grey(), replace(tiny_known, profile=profile), TINY_RUNS[:4])
+    assert {fit.groups for _, fit, _ in script.asked} == {ONE_GROUP}
+    assert {fit.fit for fit in found.fits} == {Fit(ridge=START)}
 
 
 def test_each_budget_has_its_own(
     scripted: Callable[[Distances], Script], tiny_known: Policy
 ) -> None:
     best = {5: 1e-4, 4: 1e-1, 2: 10.0}
-    scripted(lambda budget, ridge, uniform: valley(best[budget])(budget, ridge, uniform))
+    scripted(lambda budget, fit, uniform: valley(best[budget])(budget, fit, uniform))
     found = measure_fits(Grey(), tiny_known, TINY_RUNS[:4])
     assert {fit.computed: fit.fit.ridge for fit in found.fits} == best
 
@@ -155,8 +202,8 @@ def test_uniform_schedules_may_be_better(
     scripted: Callable[[Distances], Script], tiny_known: Policy
 ) -> None:
     scripted(
-        lambda budget, ridge, uniform: valley(START, uniform=0.9 if budget == 4 else 1.1)(
-            budget, ridge, uniform
+        lambda budget, fit, uniform: valley(START, uniform=0.9 if budget == 4 else 1.1)(
+            budget, fit, uniform
         )
     )
     found = measure_fits(Grey(), tiny_known, TINY_RUNS[:4])
@@ -168,7 +215,8 @@ def test_error_ratios_and_unit(scripted: Callable[[Distances], Script], tiny_kno
     script, session = scripted(valley(START)), Grey()
     found = measure_fits(session, tiny_known, TINY_RUNS[:4])
     for fit in found.fits:
-        predicted = script.predicted[script.asked.index((fit.computed, START, False))]
+        place = script.asked.index((int(fit.computed), Fit(ridge=START), False))
+        predicted = script.predicted[place]
         assert fit.error_ratio == pytest.approx(0.02 / predicted, rel=1e-9)
     assert session.decoded == [(2, None), (2, 4)]  # the second half of the runs, the middle budget
     assert found.unit_psnr == pytest.approx(20 + 20 * math.log10(0.02), abs=1e-3)
@@ -181,11 +229,12 @@ def test_plans_are_run_on_other_prompts_than_they_are_fitted_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     script = scripted(valley(START))
-    fitted: list[int] = []
+    known = profile_of(tiny_known).statistics
+    fitted: list[Tensor] = []
     ran: list[ProfiledPrompt] = []
 
     def solve(gram: Any, *args: Any, **more: Any) -> Frontier:
-        fitted.append(len(gram.products))
+        fitted.append(gram.products)
         return script.solve(gram, *args, **more)
 
     def run(session: Session, reference: Reference, plan: TrajectoryPlan, **more: Any) -> Tensor:
@@ -194,9 +243,22 @@ def test_plans_are_run_on_other_prompts_than_they_are_fitted_on(
 
     monkeypatch.setattr(trial, "solve_frontier", solve)
     monkeypatch.setattr(trial, "run_plan", run)
-    measure_fits(Grey(), tiny_known, TINY_RUNS)
-    assert set(fitted) == {2}
-    assert set(ran) == {*TINY_RUNS[2:]}
+    for runs, others in ((TINY_RUNS, [1, 3]), (TINY_RUNS[:2], [1])):
+        fitted, ran = [], []
+        measure_fits(Grey(), tiny_known, runs)
+        rest = known.select([k for k in range(5) if k not in others]).gram.products
+        assert all(torch.equal(products, rest) for products in fitted)
+        assert set(ran) == {TINY_RUNS[k] for k in others}
+
+
+def test_the_rest_of_a_profile_are_whole_folds(tiny_known: Policy) -> None:
+    """Others than those of the runs, so that it has groups; with one fold, all other runs."""
+    known = replace(profile_of(tiny_known), folds=(0, 1, 1, 2, 2), by_group=None)
+    first, *more = TINY_RUNS
+    assert rest_of(known, [first]).runs == tuple(more)
+    assert rest_of(known, TINY_RUNS[1:2]).runs == (first, *more[2:])  # the other one of its fold
+    assert rest_of(replace(known, folds=(3,) * 5), TINY_RUNS[3:]).runs == tuple(TINY_RUNS[:3])
+    assert rest_of(profile_of(tiny_known), TINY_RUNS[:2]).finest == FINEST
 
 
 def test_the_worst_kind_of_run_decides(
@@ -207,10 +269,11 @@ def test_the_worst_kind_of_run_decides(
     A mean over all of them would keep the weaker one: 1 x 1 x 8 is less than 1.5 x 1.5 x 4.
     """
     runs = number_runs(TINY_PROMPTS, varied={"guidance_scale": [2.0, 2.0, 2.0, 2.0, 9.0]})
-    profile = replace(profile_of(tiny_known), runs=tuple(runs))
+    folds = (0, 0, 1, 1, 1)
+    profile = replace(profile_of(tiny_known), runs=tuple(runs), folds=folds, by_group=None)
 
-    def distances(budget: int, ridge: float, uniform: bool) -> list[float]:
-        low, high = {1e-2: (1.0, 8.0), 1e-1: (1.5, 4.0)}.get(ridge, (9.0, 9.0))
+    def distances(budget: int, fit: Fit, uniform: bool) -> list[float]:
+        low, high = {1e-2: (1.0, 8.0), 1e-1: (1.5, 4.0)}.get(fit.ridge, (9.0, 9.0))
         return [9.0] * 3 if uniform else [low, low, high]
 
     scripted(distances)

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,7 +47,8 @@ class Scripted(Session):
     """A session whose results are grey images, and whose times are those of a script."""
 
     def __init__(self, levels: Sequence[float], seconds: Sequence[float], **more: Any) -> None:
-        super().__init__(None, **more)  # type: ignore[arg-type]
+        scheduler = SimpleNamespace(config=SimpleNamespace(timestep_spacing="trailing"))
+        super().__init__(SimpleNamespace(scheduler=scheduler), **more)  # type: ignore[arg-type]
         self._levels, self._seconds = iter(levels), iter(seconds)
         self.made: list[tuple[int, Policy | None, int, Target | None]] = []
 

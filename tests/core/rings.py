@@ -12,10 +12,11 @@ from torch import Tensor
 from ertacache.core.flows import GaussianRing, rmse, shifted_sigmas
 from ertacache.core.frontier import FrontierPoint, solve_frontier
 from ertacache.core.gram import Gram, RunStatistics, Trajectory, profile_run
+from ertacache.core.paper_steppers import GainFit, ThresholdSearch
 from ertacache.core.plans import PaperPlan, Reuse, TrajectoryPlan
 from ertacache.core.sampler import Denoise, Euler, SolverFactory, run, run_reference
 from ertacache.core.simulate import Fit, System, schedule_mask
-from ertacache.core.steppers import GainFit, RefitStepper, ThresholdSearch, TrajectoryStepper
+from ertacache.core.steppers import RefitStepper, TrajectoryStepper
 from tests.core.solvers import euler_update
 
 
@@ -98,7 +99,7 @@ def predicted_errors(
     """Expected distance of each prompt's latents to its reference ones, shape (P, T + 1)."""
     P = len(gram.products)
     fit = Fit(history=plan.history, sensitivity=sensitivity)
-    z = plan.coefficients[:, 0].expand(P, -1, -1)
+    z = plan.coefficients.expand(P, -1, -1, -1)
     mask = schedule_mask([plan.compute_steps], plan.num_steps).expand(P, -1)
     return System(gram, nominal, fit).simulate(mask, torch.arange(P), z).errors
 

@@ -21,6 +21,7 @@ from ertacache.core.gram import (
     interpolation_rows,
     profile_run,
     resample,
+    run_rows,
 )
 from ertacache.core.sampler import Euler, SolverFactory, run_reference
 from tests.core.rings import bench
@@ -143,6 +144,60 @@ def test_folds_are_means_of_prompts_and_of_the_rest(count: int) -> None:
         others = [p for p in range(4) if p % count != i]
         torch.testing.assert_close(held.products[i], G.products[own].mean(0), rtol=0, atol=1e-12)
         torch.testing.assert_close(rest.products[i], G.products[others].mean(0), rtol=0, atol=1e-12)
+
+
+def grouped() -> tuple[Gram, Gram]:
+    """The Gram matrices of four prompts, and those of their two groups of points."""
+    full = ring_run()
+    first, second = (profile_run(part(full, (slice(None), rows))).gram for rows in HALVES)
+    products = torch.stack([first.products / 2, second.products / 2], dim=1)
+    return profile_run(full).gram, Gram(products.flatten(0, 1), groups=2)
+
+
+HALVES = (slice(0, 5), slice(5, 10))
+
+
+def test_groups_of_a_prompt_follow_each_other_and_add_up() -> None:
+    whole, divided = grouped()
+    assert (divided.num_prompts, divided.num_steps, divided.size) == (4, 6, 13)
+    torch.testing.assert_close(divided.by_prompt.sum(1), whole.products)
+    mean = divided.mean()
+    assert (mean.num_prompts, mean.groups) == (1, 2)
+    torch.testing.assert_close(mean.by_prompt[0], divided.by_prompt.mean(0))
+    rows = torch.randn(3, 13, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    combined = divided.combined(rows)
+    assert combined.groups == 2
+    torch.testing.assert_close(combined.by_prompt.sum(1), whole.combined(rows).products)
+
+
+def test_folds_keep_the_groups_of_a_prompt_together() -> None:
+    whole, divided = grouped()
+    for mine, all_of_it in zip(divided.folds(3)[:2], whole.folds(3)[:2], strict=True):
+        assert (mine.groups, mine.num_prompts) == (2, 3)
+        torch.testing.assert_close(mine.by_prompt.sum(1), all_of_it.products)
+    torch.testing.assert_close(divided.folds(3)[0].by_prompt[1], divided.by_prompt[1])
+    assert divided.folds(3)[2].tolist() == [2.0, 1.0, 1.0]
+
+
+def test_the_rate_of_change_of_a_group_is_that_of_its_outputs_over_the_whole_latent() -> None:
+    whole, divided = grouped()
+    full, rate = ring_run(), divided.output_rate().view(4, 2, 6)
+    for k in range(1, 6):
+        v = (full.outputs[k] - full.outputs[k - 1]).square()
+        x = (full.latents[k] - full.latents[k - 1]).square().flatten(1).sum(1)
+        for group, rows in enumerate(HALVES):
+            own = v[:, rows].flatten(1).sum(1)
+            torch.testing.assert_close(rate[:, group, k], own / x, rtol=1e-9, atol=0)
+    torch.testing.assert_close(rate.sum(1), whole.output_rate())
+
+
+def test_rows_of_a_run_make_its_vectors_of_start_and_outputs() -> None:
+    sigmas, full = shifted_sigmas(6), ring_run()
+    whole = profile_run(full).gram
+    few = torch.tensor([whole.x(0), *(whole.v(k) for k in range(6))])
+    start_and_outputs = Gram(whole.products[:, few][:, :, few])
+    made = start_and_outputs.combined(run_rows(schedule_of(sigmas)))
+    torch.testing.assert_close(made.products, whole.products)
 
 
 def test_the_gram_matrix_of_vectors_is_that_of_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:

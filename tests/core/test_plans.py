@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ertacache.core.flows import shifted_sigmas
+from ertacache.core.groups import Groups
 from ertacache.core.plans import (
     PaperPlan,
     Target,
@@ -54,6 +55,26 @@ def test_compute_schedules_that_cannot_be_run(steps: tuple[int, ...], sentence: 
 def test_coefficients_of_another_shape(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"shape \(T, 1, 1 \+ H\)"):
         TrajectoryPlan((0,), torch.ones(shape, dtype=torch.float64))
+
+
+def test_a_plan_with_groups_and_a_second_history_knows_its_sizes() -> None:
+    z = torch.ones(4, 6, 5, dtype=torch.float64)
+    plan = TrajectoryPlan((0, 2), z, Groups(2, 3))
+    assert (plan.num_steps, plan.history) == (4, 4)
+    both = TrajectoryPlan((0, 2), z, Groups(2, 3), branch=True)
+    assert both.history == 2
+    both.check_shape((3, 64, 64))
+
+
+def test_coefficients_that_do_not_fit_the_groups_or_the_branch() -> None:
+    z = torch.ones(4, 6, 4, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"shape \(T, 4, 1 \+ H\), got \(4, 6, 4\)"):
+        TrajectoryPlan((0, 2), z, Groups(2, 2))
+    with pytest.raises(ValueError, match=r"shape \(T, 6, 1 \+ 2 H\), got \(4, 6, 4\)"):
+        TrajectoryPlan((0, 2), z, Groups(2, 3), branch=True)
+    z[2, 5, 0] = 2.0
+    with pytest.raises(ValueError, match="the same coefficient of the latent"):
+        TrajectoryPlan((0, 2), z, Groups(2, 3))
 
 
 def test_coefficients_that_are_not_numbers() -> None:

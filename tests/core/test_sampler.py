@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from ertacache.core.flows import rmse, shifted_sigmas
-from ertacache.core.frontier import solve_frontier, spread_schedule
+from ertacache.core.frontier import solve_frontier
 from ertacache.core.gram import profile_run
+from ertacache.core.paper_steppers import PaperStepper
 from ertacache.core.plans import PaperPlan
 from ertacache.core.sampler import Euler, SolverFactory, run, run_reference
-from ertacache.core.steppers import PaperStepper, TrajectoryStepper
+from ertacache.core.search import spread_schedule
+from ertacache.core.steppers import TrajectoryStepper
 from tests.core.rings import Bench, plain_plan, rectified_plan, refitted
 from tests.core.solvers import AdamsBashforth, UniPC, ddim, ddim_update, euler_update
 

@@ -7,13 +7,15 @@ import torch
 from torch import Tensor
 
 from ertacache.core.flows import rmse, shifted_sigmas
-from ertacache.core.gram import Trajectory, profile_run
+from ertacache.core.gram import Gram, Trajectory, profile_run
+from ertacache.core.groups import Groups
 from ertacache.core.plans import TrajectoryPlan
 from ertacache.core.sampler import run, run_reference
 from ertacache.core.simulate import (
     Fit,
     System,
     fit_plans,
+    prior_weights,
     schedule_mask,
     solve_ridge,
 )
@@ -126,9 +128,7 @@ def test_the_derivation_holds_for_explicit_disturbances(history: int, sensitivit
     plan = refitted(
         disturbed, full.latents, sigmas=SIGMAS, compute_steps=steps, nominal=NOMINAL, fit=fit
     )
-    torch.testing.assert_close(
-        plan.coefficients[:, 0], simulation.coefficients[0], rtol=1e-6, atol=1e-9
-    )
+    torch.testing.assert_close(plan.coefficients, simulation.coefficients[0], rtol=1e-6, atol=1e-9)
     latents = run(disturbed, start, TrajectoryStepper(plan), sigmas=SIGMAS)
     measured = [rmse(x, y) for x, y in zip(latents, full.latents, strict=True)]
     assert simulation.errors[0].tolist() == pytest.approx(measured, rel=1e-6, abs=2e-7)
@@ -152,6 +152,107 @@ def test_sensitivity_by_hand() -> None:
     assert moved == pytest.approx([0.0, 0.5, (0.25 + 0.25) ** 0.5])
 
 
+def test_weights_of_the_polynomial_by_hand() -> None:
+    past = torch.tensor([[4, 2, 0], [4, 2, -1], [4, -1, -1], [6, 3, 2]])
+    assert prior_weights(past, 6, order=0).tolist() == [[1.0, 0.0, 0.0]] * 4
+    # A line through steps 4 and 2 goes on to 6; with one output there is no line.
+    line = prior_weights(past, 6, order=1)
+    assert line.tolist() == [[2.0, -1.0, 0.0], [2.0, -1.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
+    # The parabola through 4, 2 and 0: third differences of equal steps.
+    curve = prior_weights(past, 6, order=2)
+    assert curve[0].tolist() == [3.0, -3.0, 1.0]
+    assert torch.equal(curve[1:], line[1:])  # too few outputs, or the step itself is computed
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_polynomials_are_extrapolated_exactly(order: int) -> None:
+    past = torch.tensor([[11, 9, 4, 2], [7, 6, 5, 0], [12, 3, 1, 0]])
+    weights = prior_weights(past, 12, order=order)
+    for power in range(order + 1):
+        values = (weights * past.double() ** power).sum(1)
+        torch.testing.assert_close(values, torch.full((3,), 12.0**power).double())
+    assert bool((weights[:, order + 1 :] == 0).all())
+    short = prior_weights(past[:, :1], 12, order=order)  # a history shorter than the polynomial
+    assert short.tolist() == [[1.0]] * 3
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_strong_ridge_is_the_polynomial_through_the_newest_outputs(
+    mild: Bench, order: int
+) -> None:
+    """Interpolated by solving for its coefficients, not by Lagrange's formula."""
+    steps = (0, 4, 9, 20, 29)
+    fit = Fit(ridge=1e9, order=order)
+    (plan,) = fit_plans(mild.gram, mild.nominal, schedules=[steps], fit=fit)
+    for k in range(30):
+        past = [step for step in reversed(steps) if step <= k][: order + 1]
+        powers = torch.arange(len(past), dtype=torch.float64)
+        nodes = torch.tensor(past, dtype=torch.float64)[:, None] ** powers
+        weights = torch.linalg.solve(nodes.mT, float(k) ** powers)
+        expected = torch.zeros(5, dtype=torch.float64)
+        expected[0] = mild.nominal[k, 0]
+        expected[1 : 1 + len(past)] = mild.nominal[k, 1] * weights
+        torch.testing.assert_close(plan.coefficients[k, 0], expected, rtol=1e-6, atol=1e-7)
+
+
+def divided(prompts: int) -> tuple[list[Gram], Gram]:
+    """The profile of a run in three groups of elements: each by itself, and all with groups."""
+    full = run_reference(blind, noise(prompts), sigmas=SIGMAS)
+    alone, shares = [], []
+    for rows in (slice(0, 2), slice(2, 5), slice(5, 8)):
+        piece = Trajectory(*(tuple(u[:, rows] for u in us) for us in (full.latents, full.outputs)))
+        alone.append(profile_run(piece).gram)
+        shares.append(alone[-1].products * (rows.stop - rows.start) / 8)
+    return alone, Gram(torch.stack(shares, dim=1).flatten(0, 1), groups=3)
+
+
+@pytest.mark.parametrize("order", [0, 2])
+def test_without_sensitivity_groups_are_latents_of_their_own(order: int) -> None:
+    """The same coefficients, and squared errors that add up by the number of elements."""
+    alone, gram = divided(2)
+    fit = Fit(history=2, sensitivity=0.0, order=order)
+    mask, which = schedule_mask([STEPS, (0, 1, 7)], 12), torch.tensor([0, 1])
+    together = System(gram, NOMINAL, fit).simulate(mask, which)
+    assert together.coefficients.shape == (2, 12, 3, 3)
+    square = torch.zeros(2, 13, dtype=torch.float64)
+    for group, (own, elements) in enumerate(zip(alone, (2, 3, 3), strict=True)):
+        single = System(own, NOMINAL, fit).simulate(mask, which)
+        torch.testing.assert_close(together.coefficients[:, :, group], single.coefficients[:, :, 0])
+        square += single.errors.square() * elements / 8
+    torch.testing.assert_close(together.errors, square.sqrt(), rtol=1e-6, atol=1e-7)
+    groups = Groups(channels=3)
+    (plan,) = fit_plans(gram, NOMINAL, schedules=[STEPS], fit=Fit(groups=groups))
+    assert plan.groups == groups
+    assert plan.coefficients.shape == (12, 3, 5)
+
+
+def test_groups_come_no_further_from_the_reference_than_one_group() -> None:
+    _, gram = divided(1)
+    whole = Gram(gram.by_prompt.sum(1))
+    fit = Fit(history=2, sensitivity=0.0, ridge=0.0)
+    mask, first = schedule_mask([STEPS], 12), torch.zeros(1, dtype=torch.long)
+    errors = [System(each, NOMINAL, fit).simulate(mask, first).errors[0] for each in (gram, whole)]
+    assert errors[0][2] < errors[1][2]  # after the first reused step, from the same latent
+    assert errors[0][-1] < 0.6 * errors[1][-1]
+
+
+def test_sensitivity_of_groups_by_hand() -> None:
+    """Two channels of one element: the error of the first disturbs the outputs of both."""
+    x = [torch.tensor([values]).double() for values in ([4.0, 0.0], [3.0, 1.0], [1.0, 3.0])]
+    v = [torch.tensor([values]).double() for values in ([-1.0, 1.0], [-2.0, 2.0])]
+    vectors = torch.cat([*x, *v])  # (R, channels)
+    products = torch.stack([c[:, None] * c / 2 for c in vectors.unbind(1)])
+    gram = Gram(products, groups=2)
+    nominal = torch.ones(2, 2).double()
+    z = torch.ones(1, 2, 2, 2).double()
+    z[0, 0, 0, 1] = 0.5  # the first step of the first channel covers half of its interval
+    system = System(gram, nominal, Fit(history=1, sensitivity=1.0))
+    mask, first = schedule_mask([(0, 1)], 2), torch.zeros(1, dtype=torch.long)
+    errors = system.simulate(mask, first, z).errors[0]
+    # |e|^2 = 0.5^2 / 2. Of each channel |dv|^2 / |dx|^2 = 1 / 2, so both outputs get |e|^2 / 2.
+    assert errors.tolist() == pytest.approx([0.0, 0.125**0.5, (0.125 + 2 * 0.0625) ** 0.5])
+
+
 def test_what_does_not_fit_is_refused(mild: Bench) -> None:
     with pytest.raises(ValueError, match="30 steps, but a nominal update of 5"):
         System(mild.gram, mild.nominal[:5], Fit())
@@ -161,6 +262,8 @@ def test_what_does_not_fit_is_refused(mild: Bench) -> None:
         Fit(history=0)
     with pytest.raises(ValueError, match="negative"):
         Fit(ridge=-1.0)
+    with pytest.raises(ValueError, match="order must be from 0 to 2, got 3"):
+        Fit(order=3)
 
 
 def random_problem(batch: int, size: int) -> tuple[Tensor, Tensor]:
@@ -172,8 +275,8 @@ def random_problem(batch: int, size: int) -> tuple[Tensor, Tensor]:
 
 def test_without_a_ridge_the_latent_is_nominal_and_the_rest_optimal() -> None:
     A, b = random_problem(3, 4)
-    nominal = torch.tensor([0.7, -0.1], dtype=torch.float64)
-    z = solve_ridge(A, b, nominal, ridge=0.0)
+    prior = torch.tensor([0.7, -0.1, 0, 0], dtype=torch.float64).expand(3, -1)
+    z = solve_ridge(A, b, prior, ridge=0.0)
     assert torch.equal(z[:, 0], torch.full((3,), 0.7, dtype=torch.float64))
     gradient = torch.einsum("bij,bj->bi", A, z) - b
     assert gradient[:, 1:].abs().max() < 1e-8
@@ -181,16 +284,16 @@ def test_without_a_ridge_the_latent_is_nominal_and_the_rest_optimal() -> None:
 
 def test_a_strong_ridge_ends_at_the_nominal_update() -> None:
     A, b = random_problem(3, 4)
-    nominal = torch.tensor([0.7, -0.1], dtype=torch.float64)
-    z = solve_ridge(A, b, nominal, ridge=1e9)
+    prior = torch.tensor([0.7, -0.1, 0, 0], dtype=torch.float64).expand(3, -1)
+    z = solve_ridge(A, b, prior, ridge=1e9)
     assert torch.allclose(z, torch.tensor([0.7, -0.1, 0, 0]).double(), atol=1e-8)
 
 
 def test_an_output_that_does_not_exist_gets_no_weight() -> None:
     A, b = random_problem(2, 4)
     A[:, 3, :] = A[:, :, 3] = b[:, 3] = 0
-    nominal = torch.tensor([1.0, -0.1], dtype=torch.float64)
-    z = solve_ridge(A, b, nominal, ridge=1e-3)
-    shorter = solve_ridge(A[:, :3, :3], b[:, :3], nominal, ridge=1e-3)
+    prior = torch.tensor([1.0, -0.1, 0, 0], dtype=torch.float64).expand(2, -1)
+    z = solve_ridge(A, b, prior, ridge=1e-3)
+    shorter = solve_ridge(A[:, :3, :3], b[:, :3], prior[:, :3], ridge=1e-3)
     assert torch.equal(z[:, 3], torch.zeros(2, dtype=torch.float64))
     assert torch.allclose(z[:, :3], shorter, atol=1e-10)

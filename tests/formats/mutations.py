@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["MUTATORS", "dump", "edited", "join", "seal", "split"]
+__all__ = ["MUTATORS", "ODD", "dump", "edited", "join", "seal", "split"]
 
 ODD: list[Any] = [
     *(
@@ -36,7 +36,10 @@ ODD: list[Any] = [
     *("1", "1010", "1111", "10101", "paper", "velocity"),
     *([], [0], [[]], [1, 2, 3], [0, 0], [True], [-1], [2**62, 2**62], [0.0], [None] * 50),
     *({}, {"a": 1}, {"a": [1]}, {"guidance_scale": [3]}, {"method": "paper"}, [{"mask": "1111"}]),
-    [{"arguments": {}, "elements": 1, "prompt": "a", "seed": 1}],
+    [{"arguments": {}, "elements": 1, "fold": 1, "prompt": "a", "seed": 1}],
+    *({"bands": bands, "channels": 3} for bands in (1, 2, 4, 5)),
+    *({"bands": 2, "channels": 3, "counts": counts} for counts in ([1, 1], [0] * 8, [1] * 8)),
+    [2, 0, 0, 0, 0, 0, 0, 0],
 ]
 ODD_BYTES = [b"", b"\x00", b"\xff" * 8, b"{", b'{"a":', b"[" * 5000, b"NaN", b"\xed\xa0\x80"]
 ODD_NUMBERS = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e300, 5e-324, -1.0, 0.3]

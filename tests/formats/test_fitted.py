@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from ertacache.core.groups import ONE_GROUP, Groups
 from ertacache.core.plans import PaperPlan
 from ertacache.formats.fitted import FittedPlan, ValidationRow
 from ertacache.formats.policy import Policy
@@ -18,6 +20,7 @@ from tests.formats.golden.objects import (
     fingerprint,
     golden_paper_policy,
     golden_policy,
+    grouped_plan,
     measured_plan,
     numbers,
     paper_plan,
@@ -26,7 +29,7 @@ from tests.formats.golden.objects import (
     sigma_schedule,
     trajectory_plan,
 )
-from tests.formats.mutations import edited
+from tests.formats.mutations import dump, edited, join, split
 
 
 @pytest.mark.parametrize(
@@ -41,6 +44,9 @@ from tests.formats.mutations import edited
         replace(paper_plan(), target=numbers(5), validation=list(ROWS)),
         FittedPlan(PaperPlan((0, 3), "velocity", sigma_schedule()), sigma_schedule()),
         FittedPlan(trajectory_plan((0,), numbers(1, 17)), sigma_schedule(1), measured_error=0),
+        replace(measured_plan(), plan=replace(grouped_plan(), branch=False)),
+        replace(measured_plan(), plan=grouped_plan(groups=ONE_GROUP, history=1)),
+        replace(measured_plan(), plan=grouped_plan(groups=Groups(16, 4), history=16)),
     ],
 )
 def test_round_trip_is_exact(plan: FittedPlan) -> None:
@@ -98,6 +104,7 @@ def test_a_plan_replaces_one_for_the_same_runs_and_budget() -> None:
     assert plan.replaces(replace(plan, validation=(), measured_error=None))
     assert plan.replaces(replace(plan, plan=trajectory_plan((0, 2, 3), numbers(4, 2))))
     assert plan.replaces(replace(plan, sigmas=sigmas * 1.00001))
+    assert plan.replaces(replace(plan, plan=grouped_plan((0, 2, 3), Groups(bands=4))))
     assert paper_plan().replaces(paper_plan(1))
     for other in (
         replace(plan, plan=trajectory_plan((0, 3), numbers(4, 2))),
@@ -118,6 +125,12 @@ def test_a_plan_replaces_one_for_the_same_runs_and_budget() -> None:
         (
             {"plan": trajectory_plan((0,), numbers(4, 18))},
             "history must be from 1 to 16, got 17",
+        ),
+        ({"plan": grouped_plan(history=17)}, "history must be from 1 to 16, got 17"),
+        ({"plan": replace(grouped_plan(), branch=1)}, "branch must be a boolean, got int"),
+        (
+            {"plan": replace(grouped_plan(), groups=Groups(3.0, 2))},  # type: ignore[arg-type]
+            "groups.channels must be an integer, got float",
         ),
         ({"plan": trajectory_plan((0,), numbers(3, 2))}, r"sigmas must have shape \(4,\)"),
         ({"sigmas": sigma_schedule(3)}, r"sigmas must have shape \(5,\), got \(4,\)"),
@@ -180,7 +193,19 @@ def test_bad_validation_row(changes: dict[str, Any], sentence: str) -> None:
     [
         ({"plans.0": 1}, r"plans\[0\].method must be 'trajectory' or 'paper'"),
         ({"plans.0.method": "other"}, r"plans\[0\].method must be 'trajectory' or 'paper'"),
-        ({"plans.0.method": "paper"}, r"plans\[0\] has an unknown key 'history'"),
+        ({"plans.0.method": "paper"}, r"plans\[0\] has an unknown key 'branch'"),
+        ({"plans.0.branch": False}, "it declares 'plan.0.coefficients' as"),
+        ({"plans.1.branch": True}, "it declares 'plan.1.coefficients' as"),
+        ({"plans.0.branch": 1}, r"plans\[0\].branch must be a boolean, got an integer"),
+        ({"plans.0.branch": None}, r"plans\[0\].branch must be a boolean, got null"),
+        ({"plans.0.groups": None}, r"plans\[0\].groups must be an object, got null"),
+        ({"plans.0.groups": {}}, r"plans\[0\].groups lacks the key 'bands'"),
+        ({"plans.0.groups.counts": []}, r"plans\[0\].groups has an unknown key 'counts'"),
+        ({"plans.0.groups.bands": 5}, r"plans\[0\].groups.bands must be from 1 to 4, got 5"),
+        ({"plans.0.groups.bands": 1}, "it declares 'plan.0.coefficients' as"),
+        ({"plans.0.groups.channels": 0}, r"\[0\].groups.channels must be from 1 to 16, got 0"),
+        ({"plans.0.groups.channels": 2.0}, r"\[0\].groups.channels must be an integer"),
+        ({"plans.1.groups.channels": 17}, r"\[1\].groups.channels must be from 1 to 16, got 17"),
         ({"plans.0.num_steps": 10_001}, r"plans\[0\].num_steps must be from 1 to 10000"),
         ({"plans.0.num_steps": 5}, "it declares 'plan.0.coefficients' as"),
         ({"plans.0.history": 4}, "it declares 'plan.0.coefficients' as"),
@@ -208,10 +233,21 @@ def test_bad_records_are_refused(changes: dict[str, object], sentence: str) -> N
         Policy._from_bytes(edited(golden_policy()._to_bytes(), changes), "memory")
 
 
+def test_all_groups_in_a_file_have_the_same_coefficient_of_the_latent() -> None:
+    policy = Policy(fingerprint(), plans=(measured_plan(),))
+    header, buffer = split(policy._to_bytes())
+    assert buffer[40:48] == policy.default.plan.coefficients[0, 1, 0].numpy().tobytes()
+    changed = buffer[:40] + struct.pack("<d", 0.5) + buffer[48:]
+    with pytest.raises(PolicyError, match="groups must have the same coefficient of the latent"):
+        Policy._from_bytes(edited(join(dump(header), changed), {}), "memory")
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({"plans.0.history": 1}, r"plans\[0\] has an unknown key 'history'"),
+        ({"plans.0.branch": True}, r"plans\[0\] has an unknown key 'branch'"),
+        ({"plans.0.groups": {}}, r"plans\[0\] has an unknown key 'groups'"),
         ({"plans.0.gain_shape": None}, "it holds an unknown tensor 'plan.0.bias'"),
         ({"plans.0.gain_shape": [1, 3, 1]}, "it declares 'plan.0.bias' as"),
         ({"plans.0.gain_shape": [0]}, "gain_shape must be from 1"),

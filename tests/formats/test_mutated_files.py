@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import random
 import resource
 import sys
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from ertacache.formats.policy import Policy
+from ertacache.formats.profile import Profile
 from ertacache.formats.schema import PolicyError
 from tests.formats.golden.objects import GOLDEN
-from tests.formats.mutations import MUTATORS, dump, edited, join, seal, split
+from tests.formats.mutations import MUTATORS, ODD, dump, edited, join, seal, split
 
 FILES_PER_ORIGINAL = {"raw": 2000, "header": 1400, "sealed": 1600}  # times four: 20,000 files
 MEMORY_LIMIT = 64 << 20
@@ -69,6 +71,35 @@ def test_count_is_kept() -> None:
     assert len(ORIGINALS) * sum(FILES_PER_ORIGINAL.values()) >= 20_000
 
 
+@pytest.mark.parametrize(
+    ("key", "valid"),
+    [
+        ("profile.groups", 0),
+        ("profile.groups.bands", 1),
+        ("profile.groups.channels", 1),
+        ("profile.groups.counts", 0),
+        ("profile.groups.counts.0", 1),
+        ("profile.groups.counts.7", 1),
+        ("profile.runs.1.fold", 1),
+        ("fits.0.order", 3),
+        ("fits.0.groups", 2),
+        ("fits.0.groups.bands", 2),
+        ("fits.0.groups.channels", 2),
+        ("plans.0.groups", 1),
+        ("plans.0.groups.bands", 1),
+        ("plans.0.groups.channels", 1),
+        ("plans.0.branch", 1),
+        ("plans.1.branch", 1),
+    ],
+)
+def test_every_odd_value_of_groups_order_and_branch(key: str, valid: int) -> None:
+    """Only so many of them are valid; they are kept as they are."""
+    found = [outcome(edited(FULL, {key: value})) for value in ODD]
+    accepted = [loaded for loaded in found if loaded is not None]
+    assert all(outcome(loaded) == loaded for loaded in accepted)
+    assert len(set(accepted)) == valid
+
+
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_huge_claims_allocate_nothing(name: str) -> None:
     """Counts, shapes and offsets far beyond the file, with a checksum that is right."""
@@ -101,6 +132,24 @@ def test_consistent_claims_beyond_the_file_allocate_nothing() -> None:
     for name in sorted(sizes):
         begin, end = end, end + 8 * (10_001 if len(sizes[name]) == 1 else 10_000 * 2**40)
         header[f"plan.0.{name}"] |= {"shape": sizes[name], "data_offsets": [begin, end]}
+    tracemalloc.start()
+    try:
+        with pytest.raises(PolicyError, match=f"the tensors take {end} bytes, but the file holds"):
+            Policy._from_bytes(join(dump(header), b""), "memory")
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_consistent_claims_of_groups_beyond_the_file_allocate_nothing() -> None:
+    groups = {"bands": 4, "channels": 16, "counts": [10_000] * 8}
+    changes: dict[str, object] = {"profile.num_steps": 10_000, "profile.groups": groups}
+    header, _ = split(edited(ORIGINALS["profile-v2.safetensors"], changes))
+    record = json.loads(header["__metadata__"]["ertacache"])["profile"]
+    end = 0
+    for name, shape in sorted(Profile.shapes(record).items()):
+        begin, end = end, end + 8 * math.prod(shape)
+        header[name] |= {"shape": list(shape), "data_offsets": [begin, end]}
     tracemalloc.start()
     try:
         with pytest.raises(PolicyError, match=f"the tensors take {end} bytes, but the file holds"):

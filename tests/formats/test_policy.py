@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ertacache.core.frontier import KnownSchedule, MeasuredFit
+from ertacache.core.groups import Groups
 from ertacache.core.plans import TrajectoryPlan
 from ertacache.core.simulate import Fit
 from ertacache.formats.policy import Policy
@@ -53,6 +54,11 @@ def test_golden_bytes(name: str) -> None:
             fits=(MeasuredFit(1, Fit(1, 0, 0), 1),),
             frontier=(KnownSchedule((0,), 0),),
         ),
+        replace(
+            golden_policy(),
+            fits=[MeasuredFit(k + 1, Fit(order=k, groups=Groups(3, 1)), 1) for k in range(3)],
+        ),
+        replace(golden_policy(), profile=make_profile(groups=None)),
     ],
 )
 def test_round_trip_is_exact(policy: Policy, tmp_path: Path) -> None:
@@ -72,7 +78,8 @@ def test_order_and_layout_in_memory_do_not_change_the_bytes() -> None:
     policy, fitted = golden_policy(), measured_plan()
     assert isinstance(fitted.plan, TrajectoryPlan)
     turned = fitted.plan.coefficients.permute(2, 1, 0).contiguous().permute(2, 1, 0)
-    plan = replace(fitted, plan=TrajectoryPlan((0, 1, 3), turned))
+    assert not turned.is_contiguous()
+    plan = replace(fitted, plan=replace(fitted.plan, coefficients=turned))
     config = dict(reversed(policy.fingerprint.scheduler_config.items()))
     same = replace(
         policy,
@@ -99,7 +106,9 @@ def test_repr_of_a_policy_and_its_parts_shows_no_tensors() -> None:
     assert repr(make_profile(4, 1)) == "<profile of 1 run of 4 steps>"
     assert repr(profile.schedule) == "<schedule of 4 steps, sigma 1 to 0>"
     assert repr(profile.statistics) == "<statistics of 2 runs of 4 steps>"
-    assert repr(policy.default.plan) == "TrajectoryPlan(compute_steps=(0, 1, 3))"
+    assert repr(policy.default.plan) == (
+        "TrajectoryPlan(compute_steps=(0, 1, 3), groups=Groups(channels=3, bands=2), branch=True)"
+    )
     paper = golden_paper_policy().default.plan
     assert repr(paper) == "PaperPlan(compute_steps=(0, 1, 3), reuse='residual')"
     parts = (policy, *policy.plans, *policy.fits, *policy.frontier, policy.fingerprint)
@@ -194,8 +203,8 @@ def test_merge_refuses(other: Policy, sentence: str) -> None:
         golden_policy().merge(other)
 
 
-def fit(computed: Any = 2, ridge: float = 0.1) -> MeasuredFit:
-    return MeasuredFit(computed, Fit(4, ridge), 1.0)
+def fit(computed: Any = 2, ridge: float = 0.1, **changes: Any) -> MeasuredFit:
+    return MeasuredFit(computed, replace(Fit(4, ridge), **changes), 1.0)
 
 
 def known(*steps: int, error: float = 0.1) -> KnownSchedule:
@@ -214,6 +223,12 @@ def known(*steps: int, error: float = 0.1) -> KnownSchedule:
         ({"fits": (fit(10_001),)}, "computed_steps must be from 1 to 10000, got 10001"),
         ({"fits": (fit(2.0),)}, "computed_steps must be an integer, got float"),
         ({"fits": (fit(ridge=math.inf),)}, "ridge must be finite, got inf"),
+        ({"fits": (fit(history=4.0),)}, "history must be an integer, got float"),
+        ({"fits": (fit(order=True),)}, "order must be an integer, got bool"),
+        ({"fits": (fit(groups=None),)}, "groups must be Groups, not NoneType"),
+        ({"fits": (fit(groups=Groups(3, 2.0)),)}, "groups.bands must be an integer, got float"),
+        ({"fits": (fit(groups=Groups(16, 3)),)}, "fits have 16 channels x 3 bands, but the prof"),
+        ({"fits": (fit(branch=True),)}, "a measured fit has no second history: only plans have"),
         ({"fits": (fit(3), fit(2))}, "fits must ascend in their number of computed steps"),
         ({"fits": (fit(2), fit(2))}, "fits must ascend in their number of computed steps"),
         ({"profile": None}, "a frontier is of a profile, and there is none"),
@@ -238,7 +253,9 @@ PLAN = short_plan().to_json()
 FIT = {
     "computed_steps": 2,
     "error_ratio": 1,
+    "groups": {"bands": 1, "channels": 1},
     "history": 3,
+    "order": 0,
     "ridge": 0,
     "sensitivity": 1,
     "uniform": True,
@@ -269,6 +286,18 @@ FIT = {
         ({"fits": [FIT | {"error_ratio": 0}]}, "error_ratio must be positive, got 0.0"),
         ({"fits": [FIT | {"computed_steps": 0}]}, "computed must be positive, got 0"),
         ({"fits": [FIT, FIT]}, "fits must ascend"),
+        ({"fits.0.order": 3}, "order must be from 0 to 2, got 3"),
+        ({"fits.0.order": -1}, "order must be from 0 to 2, got -1"),
+        ({"fits.0.order": 1.0}, r"fits\[0\].order must be an integer, got a number"),
+        ({"fits.1.order": True}, r"fits\[1\].order must be an integer, got a boolean"),
+        ({"fits.0.groups": None}, r"fits\[0\].groups must be an object, got null"),
+        ({"fits.0.groups": {"bands": 2}}, r"fits\[0\].groups lacks the key 'channels'"),
+        ({"fits.0.groups.counts": [0] * 8}, r"fits\[0\].groups has an unknown key 'counts'"),
+        ({"fits.0.groups.bands": 5}, r"fits\[0\].groups.bands must be from 1 to 4, got 5"),
+        ({"fits.1.groups.channels": 0}, r"fits\[1\].groups.channels must be from 1 to 16, got 0"),
+        ({"fits.1.groups.channels": 2}, "fits have 2 channels, but the profile knows 3 channels x"),
+        ({"fits.0.groups.bands": 3}, "fits have 3 bands, but the profile knows 3 channels x 2"),
+        ({"fits.0.branch": False}, r"fits\[0\] has an unknown key 'branch'"),
         ({"frontier.0.mask": "0111"}, "step 0 must be computed"),
         ({"frontier.0.mask": "100"}, r"frontier\[0\].mask has 3 digits for 4 steps"),
         ({"frontier.0.mask": "10000"}, r"frontier\[0\].mask has 5 digits for 4 steps"),

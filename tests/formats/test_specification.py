@@ -64,12 +64,18 @@ def layout(fields: dict[str, Any]) -> dict[str, list[int]]:
             "scale": [T + 1],
             "sigmas": [T + 1],
         }
+        groups = fields["profile"]["groups"]
+        if groups is not None:
+            count = groups["channels"] * groups["bands"]
+            of_profile["groups"] = [8, count, (T + 1) * (T + 2) // 2]
         shapes |= {f"profile.{name}": shape for name, shape in of_profile.items()}
     for i, plan in enumerate(fields["plans"]):
         T = plan["num_steps"]
         of_plan = {"sigmas": [T + 1]} | ({"target": [T + 1]} if plan["target"] else {})
         if plan["method"] == "trajectory":
-            of_plan["coefficients"] = [T, 1 + plan["history"]]
+            groups, histories = plan["groups"], 2 if plan["branch"] else 1
+            count = groups["channels"] * groups["bands"]
+            of_plan["coefficients"] = [T, count, 1 + histories * plan["history"]]
         else:
             of_plan["adjusted"] = [T + 1]
             if plan["gain_shape"] is not None:
@@ -113,9 +119,12 @@ def test_objects_have_the_keys_of_the_tables(name: str) -> None:
     for known in fields["frontier"]:
         assert known.keys() == keys_of("Frontier")
     if fields["profile"] is not None:
-        run = {"arguments", "elements", "prompt", "seed"}
+        run = {"arguments", "elements", "fold", "prompt", "seed"}
         assert fields["profile"].keys() | run == keys_of("Profile")
         assert all(found.keys() == run for found in fields["profile"]["runs"])
+        assert fields["profile"]["groups"].keys() == {"bands", "channels", "counts"}
+    divided = [*fields["fits"], *(plan for plan in fields["plans"] if "groups" in plan)]
+    assert all(found["groups"].keys() == {"bands", "channels"} for found in divided)
     row = {
         "computed_steps",
         "heldout",
@@ -123,7 +132,7 @@ def test_objects_have_the_keys_of_the_tables(name: str) -> None:
         "psnr",
         "speedup",
     }  # and "method", which both have
-    own = {"trajectory": {"history"}, "paper": {"gain_shape", "reuse"}}
+    own = {"trajectory": {"branch", "groups", "history"}, "paper": {"gain_shape", "reuse"}}
     for plan in fields["plans"]:
         assert plan.keys() == keys_of("Plans") - row | own[plan["method"]]
         assert all(found.keys() == row | {"method"} for found in plan["validation"])
@@ -139,12 +148,14 @@ def test_profile(name: str) -> None:
         {
             "arguments": {"guidance_scale": 2.5, "height": 64},
             "elements": 12,
+            "fold": 0,
             "prompt": "a red apple",
             "seed": 0,
         },
         {
             "arguments": {"guidance_scale": 3.5, "style": None, "tiled": True},
             "elements": 13,
+            "fold": 1,
             "prompt": 'ein grüner "Apfel" 🍏\n',
             "seed": 1,
         },
@@ -169,6 +180,22 @@ def test_profile(name: str) -> None:
         assert found[key] == ([2, size * (size + 1) // 2], upper)
 
 
+@pytest.mark.parametrize("name", ["profile", "policy"])
+def test_statistics_by_group(name: str) -> None:
+    fields, tensors = read_document(f"{name}-v2.safetensors")
+    counts = [1, 1, 0, 0, 0, 0, 0, 0]
+    assert fields["profile"]["groups"] == {"bands": 2, "channels": 3, "counts": counts}
+    full = numbers(8 * 6 * 5 * 5, 4)
+    upper = [
+        full[((fold * 6 + group) * 5 + i) * 5 + j] if counts[fold] else 0.0
+        for fold in range(8)
+        for group in range(6)
+        for i in range(5)
+        for j in range(i, 5)
+    ]
+    assert tensors["profile.groups"] == ([8, 6, 15], upper)
+
+
 def test_a_policy_without_plans_is_a_profile() -> None:
     fields, tensors = read_document("profile-v2.safetensors")
     assert (fields["plans"], fields["fits"], fields["frontier"]) == ([], [], [])
@@ -182,8 +209,10 @@ def test_trajectory_plans() -> None:
     first, second = fields["plans"]
     rows = first.pop("validation")
     assert first == {
+        "branch": True,
         "compute_steps": [0, 1, 3],
-        "history": 3,
+        "groups": {"bands": 2, "channels": 3},
+        "history": 2,
         "measured_error": 0.0025,
         "method": "trajectory",
         "num_steps": 4,
@@ -191,7 +220,9 @@ def test_trajectory_plans() -> None:
         "target": True,
         "target_psnr": 42.5,
     }
-    assert tensors["plan.0.coefficients"] == ([4, 4], numbers(16, -6))
+    z = numbers(4 * 6 * 5, -6)  # that of the latent is the same in all groups
+    z = [z[30 * (i // 30)] if i % 5 == 0 else value for i, value in enumerate(z)]
+    assert tensors["plan.0.coefficients"] == ([4, 6, 5], z)
     assert tensors["plan.0.sigmas"] == tensors["profile.sigmas"]
     assert tensors["plan.0.target"] == ([5], tensors["profile.latents"][1][-5:])
     assert rows[0] == {
@@ -206,7 +237,8 @@ def test_trajectory_plans() -> None:
     assert (second["compute_steps"], second["num_steps"], second["target"]) == ([0, 2], 3, False)
     assert [(row["heldout"], row["prompts"]) for row in second["validation"]] == [(False, 1)]
     assert second["measured_error"] is second["predicted_error"] is second["target_psnr"] is None
-    assert tensors["plan.1.coefficients"] == ([3, 2], numbers(6, 1))
+    assert (second["groups"], second["branch"]) == ({"bands": 1, "channels": 1}, False)
+    assert tensors["plan.1.coefficients"] == ([3, 1, 2], numbers(6, 1))
 
 
 def test_fits_and_frontier() -> None:
@@ -215,11 +247,15 @@ def test_fits_and_frontier() -> None:
     assert fields["fits"][0] == {
         "computed_steps": 2,
         "error_ratio": 1.5,
+        "groups": {"bands": 2, "channels": 1},
         "history": 3,
+        "order": 2,
         "ridge": 0.1,
         "sensitivity": 1.0,
         "uniform": True,
     }
+    assert fields["fits"][1]["groups"] == {"bands": 1, "channels": 1}
+    assert [fit["order"] for fit in fields["fits"]] == [2, 0]
     assert [known["mask"] for known in fields["frontier"]] == ["1001", "1101", "1111"]
     assert fields["frontier"][0]["predicted_error"] == 0.02
     assert fields["unit_psnr"] == 20.25

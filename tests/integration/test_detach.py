@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ertacache.core import steppers
+from ertacache.core import paper_steppers, steppers
 from ertacache.formats.policy import PolicyError
 from ertacache.integration.attach import attach
 from ertacache.integration.choose import PlanChooser
@@ -81,7 +81,7 @@ def in_the_step(pipe: Any, patch: pytest.MonkeyPatch) -> Any:
 
     with patch.context() as inner:
         inner.setattr(steppers, "combine", broken(steppers.combine))
-        inner.setattr(steppers, "rectify", broken(steppers.rectify))
+        inner.setattr(paper_steppers, "rectify", broken(paper_steppers.rectify))
         yield {}
 
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from ertacache.core.gram import profile_run
+from ertacache.core.paper_steppers import PaperStepper
 from ertacache.core.plans import TrajectoryPlan
 from ertacache.core.sampler import run
 from ertacache.core.simulate import Fit, fit_plans
-from ertacache.core.steppers import PaperStepper, TrajectoryStepper, combine, make_stepper
+from ertacache.core.steppers import TrajectoryStepper, combine, make_stepper
 from ertacache.formats.policy import Policy
 from ertacache.integration.attach import Handle, attach
 from ertacache.integration.identity import fingerprint

@@ -13,16 +13,11 @@ import torch
 from torch import Tensor
 
 from ertacache.core.flows import rmse, shifted_sigmas
-from ertacache.core.frontier import (
-    PLAIN,
-    MeasuredFit,
-    leave_out_errors,
-    solve_frontier,
-    spread_schedule,
-)
+from ertacache.core.frontier import PLAIN, MeasuredFit, leave_out_errors, solve_frontier
 from ertacache.core.gram import RunStatistics, Schedule, profile_run, resample
 from ertacache.core.plans import TrajectoryPlan
 from ertacache.core.sampler import Euler, SolverFactory, run, run_reference
+from ertacache.core.search import spread_schedule
 from ertacache.core.simulate import Fit, fit_plans
 from ertacache.core.steppers import TrajectoryStepper
 from ertacache.formats.fingerprint import Fingerprint, hash_config

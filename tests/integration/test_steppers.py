@@ -11,10 +11,11 @@ from torch import Tensor
 
 from ertacache.core.distance import distances
 from ertacache.core.paper import adjusted_sigmas, residual
+from ertacache.core.paper_steppers import GainFit, ThresholdSearch
 from ertacache.core.plans import PaperPlan, Reuse
-from ertacache.core.sampler import run
+from ertacache.core.sampler import Stepper, run
 from ertacache.core.simulate import Fit
-from ertacache.core.steppers import GainFit, RefitStepper, Stepper, ThresholdSearch
+from ertacache.core.steppers import RefitStepper
 from ertacache.formats.policy import PolicyError
 from ertacache.integration.attach import Handle, attach
 from ertacache.integration.microbatch import MicroBatch

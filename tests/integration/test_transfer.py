@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from ertacache.core.frontier import solve_frontier, spread_schedule
+from ertacache.core.frontier import solve_frontier
 from ertacache.core.gram import profile_run
 from ertacache.core.plans import TrajectoryPlan
+from ertacache.core.search import spread_schedule
 from ertacache.formats.policy import Policy
 from ertacache.integration.attach import attach
 from ertacache.integration.record import record

@@ -1,7 +1,7 @@
 """Fewer steps: no cache at all, the same scheduler with fewer steps.
 
 The row that every cache has to beat. The pipeline is called as always; only the arguments of
-``set_timesteps`` are changed, on the instance.
+``set_timesteps`` are changed, on the instance. Runs begin at the noise level of the full run.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 
 from ertacache.baselines.base import Baseline, BaselineHandle, BaselineStats, Parameter
 from ertacache.integration.private_api import Pipeline
+from ertacache.integration.spacing import same_start
 
 __all__ = ["FewerSteps"]
 
@@ -36,6 +37,8 @@ class FewerSteps(Baseline):
 
     def _attach(self, pipe: Pipeline, value: float, num_steps: int) -> BaselineHandle:
         """Turn runs of ``num_steps`` steps into runs of ``value`` steps."""
+        if "set_timesteps" in vars(pipe.scheduler):
+            raise RuntimeError("something is attached to this scheduler already: detach it first")
         steps, runs = int(value), [0]
 
         def count() -> None:
@@ -45,6 +48,7 @@ class FewerSteps(Baseline):
             return BaselineStats("steps", runs[0] * steps, runs[0] * (num_steps - steps))
 
         with ExitStack() as undo:
+            undo.enter_context(same_start(pipe.scheduler, num_steps))
             undo.callback(_shorten(pipe.scheduler, num_steps, steps, count))
             return BaselineHandle(undo.pop_all(), stats)
 
@@ -53,8 +57,6 @@ def _shorten(
     scheduler: Any, full: int, steps: int, started: Callable[[], None]
 ) -> Callable[[], None]:
     """Replace ``set_timesteps`` of the instance; return a call that restores it."""
-    if "set_timesteps" in vars(scheduler):
-        raise RuntimeError("something is attached to this scheduler already: detach it first")
     original = scheduler.set_timesteps
     signature = inspect.signature(original)
 
@@ -68,10 +70,13 @@ def _shorten(
         started()
         return result
 
+    before = vars(scheduler).get("set_timesteps")
     scheduler.set_timesteps = MethodType(set_timesteps, scheduler)
 
     def restore() -> None:
         vars(scheduler).pop("set_timesteps", None)
+        if before is not None:
+            scheduler.set_timesteps = before
 
     return restore
 

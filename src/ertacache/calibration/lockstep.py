@@ -86,6 +86,7 @@ def refit_plan(
             nominal=reference.schedule.nominal,
             fit=fit,
             fitted=mine,
+            layout=reference.find_layout,
             reduce=None if len(groups) == 1 else meeting.add,
         )
         calls.append((places, group, stepper))

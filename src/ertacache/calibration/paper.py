@@ -16,8 +16,9 @@ from torch import Tensor
 from ertacache.calibration.session import Session
 from ertacache.calibration.solve import PaperOptions
 from ertacache.core.paper import adjusted_sigmas, pick_schedule, reuse_distances, sweep_profile
+from ertacache.core.paper_steppers import GainFit, ThresholdSearch
 from ertacache.core.plans import PaperPlan, Reuse
-from ertacache.core.steppers import GainFit, Stepper, ThresholdSearch
+from ertacache.core.sampler import Stepper
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import ProfiledPrompt

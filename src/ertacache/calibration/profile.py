@@ -12,6 +12,7 @@ from typing import Any
 import ertacache
 from ertacache.calibration.session import Progress, Session
 from ertacache.core.gram import Trajectory, profile_run
+from ertacache.core.groups import GroupStatistics
 from ertacache.formats.lock import locked
 from ertacache.formats.policy import Policy, PolicyError
 from ertacache.formats.profile import Profile, ProfiledPrompt
@@ -98,8 +99,9 @@ def _continue_profile(
         "ertacache": ertacache.__version__,
         "call": _call_text(session.call | session.varied),
     }
+    folds = session.folds(runs)
     for batch in session.batches(missing):
-        fresh = _profile_batch(session, batch, keep)
+        fresh = _profile_batch(session, batch, keep, folds)
         fresh = replace(fresh, provenance=origin | dict(provenance or {}))
         known = fresh if known is None else known.merge(fresh)
         if path is not None:
@@ -112,7 +114,10 @@ def _continue_profile(
 
 
 def _profile_batch(
-    session: Session, batch: Sequence[ProfiledPrompt], keep: Collection[ProfiledPrompt]
+    session: Session,
+    batch: Sequence[ProfiledPrompt],
+    keep: Collection[ProfiledPrompt],
+    folds: Mapping[ProfiledPrompt, int],
 ) -> Policy:
     found = session.record(batch, phase="profile", keep=keep)
     run = Trajectory(
@@ -125,7 +130,12 @@ def _profile_batch(
         latent_shape=run.latents[0].shape[1:],
         guidance=call_guidance(session) | recorded,
     )
-    profile = Profile(found.schedule, profile_run(run), tuple(batch), found.expert_steps)
+    mine, by_group = [folds[run] for run in batch], None
+    if found.layout is not None:
+        by_group = GroupStatistics.of(run.latents[0], run.outputs, found.layout, folds=mine)
+    profile = Profile(
+        found.schedule, profile_run(run), tuple(batch), found.expert_steps, tuple(mine), by_group
+    )
     return Policy(facts, profile=profile)
 
 

@@ -9,28 +9,29 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ertacache.calibration.lockstep import refit_plan, run_plan
 from ertacache.calibration.session import (
     HELDOUT_SEED,
+    Progress,
     Reference,
     Session,
     Stage,
     interleave_runs,
 )
-from ertacache.calibration.trial import by_group, regret
+from ertacache.calibration.trial import FIRST, MARGIN, Search, by_group, regret, rest_of
 from ertacache.calibration.validate import hold_out, validate
 from ertacache.core.distance import typical_distance
-from ertacache.core.frontier import spread_schedule
 from ertacache.core.paper import reuse_distances, sweep_profile
 from ertacache.core.plans import Target, TrajectoryPlan
+from ertacache.core.search import spread_schedule
 from ertacache.core.simulate import Fit
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
-from ertacache.formats.profile import Profile
+from ertacache.formats.profile import Profile, ProfiledPrompt
 from ertacache.integration.identity import check_pipeline
 from ertacache.integration.private_api import Pipeline
 from ertacache.integration.solve import PlanSolver, profile_of
@@ -38,13 +39,8 @@ from ertacache.integration.solve import PlanSolver, profile_of
 __all__ = ["REFIT_PROMPTS", "check_refit_prompts", "refit", "refit_budget"]
 
 REFIT_PROMPTS = 32  # by default: with half as many, out-of-distribution prompts diverge
-FITS = (
-    Fit(history=4),
-    Fit(history=4, ridge=1e-2),
-    Fit(history=3),
-    Fit(history=5, ridge=1e-4),
-)
-"""Candidate fits: strong ridges suit few computed steps, weak ones and long histories many."""
+ATTEMPTS = 14  # candidates, about
+HISTORIES = (5, 3)  # besides 4: a long one suits many computed steps
 
 
 def refit(
@@ -132,9 +128,10 @@ def check_refit_prompts(count: int) -> int:
 def refit_budget(session: Session, policy: Policy, reference: Reference, budget: int) -> FittedPlan:
     """The plan of a budget, refitted if that helps prompts that it was not fitted on.
 
-    Candidates are the solved compute schedule, the paper's and the uniform one with the first
-    of ``FITS``; then the best of them with the other fits; and the plan as solved. Each is fitted
-    on one half of the prompts and compared on the other; the best is then fitted on all of them.
+    Candidates are the plan as solved; the solved compute schedule with several ridges; the paper's
+    and the uniform one; other lengths of the history; the latent divided into groups; a second
+    history. Each is fitted on one half of the prompts and compared on the other; the best is then
+    fitted on all of them.
 
     Args:
         session: the pipeline.
@@ -144,33 +141,19 @@ def refit_budget(session: Session, policy: Policy, reference: Reference, budget:
     """
     solver, schedule = PlanSolver(policy), reference.schedule
     solved = solver.solve(schedule, budget) or solver.plain(schedule, budget)
-    half = len(reference.runs) // 2
-    if half == 0:
+    fitted, others = profile_of(policy).halves(reference.runs)
+    if not others:
         return solved
-    trials = _Trials(session, policy, reference, half)
-    schedules = _schedules(solved, solver, reference)
-    total = len(schedules) + len(FITS) + 1  # with the plan as it is, and the last refit
     progress = session.progress("refit")
-    candidates: list[tuple[tuple[int, ...], Fit | None, Tensor]] = [
-        (solved.compute_steps, None, trials.open_loop(budget))
-    ]
-
-    def attempt(steps: tuple[int, ...], fit: Fit) -> None:
-        progress(len(candidates), total)
-        candidates.append((steps, fit, trials.refit(steps, fit)))
-
-    for steps in schedules:
-        attempt(steps, FITS[0])
-    best_steps = candidates[1 + trials.best([found for _, _, found in candidates[1:]])][0]
-    for fit in FITS[1:]:
-        attempt(best_steps, fit)
-    steps, chosen, found = candidates[trials.best([found for _, _, found in candidates])]
-    progress(total - 1, total)
-    plan = solved.plan
-    if chosen is not None:
-        plan = trials.refit_all(steps, chosen)
-    progress(total, total)
-    return replace(solved, plan=plan, measured_error=typical_distance(found))
+    trials = _Trials(session, policy, reference, fitted, others)
+    open_loop = _Candidate(solved.compute_steps, None, trials.open_loop(budget))
+    schedules = _schedules(solved, solver, reference)
+    best = trials.search(schedules, solver.order(schedule, budget), progress)
+    if not trials.better(best, open_loop, 1.0):
+        best = open_loop
+    plan = solved.plan if best.fit is None else trials.refit_all(best.steps, best.fit)
+    progress(ATTEMPTS, ATTEMPTS)
+    return replace(solved, plan=plan, measured_error=typical_distance(best.distances))
 
 
 def _schedules(
@@ -193,29 +176,71 @@ def _paper_schedule(profile: Profile, budget: int) -> list[tuple[int, ...]]:
     return [steps for _, steps in sorted(found.items()) if len(steps) == budget][:1]
 
 
+class _Candidate(NamedTuple):
+    """A plan that was run.
+
+    Attributes:
+        steps: its computed steps.
+        fit: how it was refitted; None if it is as solved.
+        distances: of the prompts that it was not fitted on, shape (P,).
+    """
+
+    steps: tuple[int, ...]
+    fit: Fit | None
+    distances: Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class _Trials:
-    """Candidates are run here, fitted on the first half of the prompts.
+    """Candidates are run here, fitted on one half of the prompts.
 
     Attributes:
         session: the pipeline.
         policy: with the profile.
         reference: full runs of all prompts.
-        half: number of prompts that candidates are fitted on.
+        fitted: runs that candidates are fitted on.
+        others: runs that they are compared on.
     """
 
     session: Session
     policy: Policy
     reference: Reference
-    half: int
+    fitted: list[ProfiledPrompt]
+    others: list[ProfiledPrompt]
+
+    def search(
+        self, schedules: Sequence[tuple[int, ...]], order: int, progress: Progress
+    ) -> _Candidate:
+        """The best refit: of the first compute schedule, then of the others, then of its parts."""
+        done, steps = 0, schedules[0]
+
+        def attempt(fit: Fit) -> _Candidate:
+            nonlocal done
+            progress(done, max(ATTEMPTS, done + 1))
+            done += 1
+            return _Candidate(steps, fit, self.refit(steps, fit))
+
+        search = Search(attempt, self.better, Fit(ridge=FIRST, order=order))
+        search.climb_ridges()
+        for steps in schedules[1:]:  # noqa: B007  attempts are on these steps
+            search.challenge(search.fit)
+        steps = search.best.steps
+        for history in HISTORIES:
+            if search.challenge(replace(search.fit, history=history)):
+                break
+        search.try_groups(self.reference.finest)
+        if self.reference.branch:
+            search.challenge(replace(search.fit, branch=True), MARGIN)
+        return search.best
 
     def refit(self, steps: tuple[int, ...], fit: Fit) -> Tensor:
-        """Distances of the second half under a compute schedule refitted on the first."""
-        facts, first = self.policy.fingerprint, range(self.half)
+        """Distances of one half under a compute schedule refitted on the other."""
+        places = self.reference.places(self.fitted)
+        facts = self.policy.fingerprint
         _, found = refit_plan(
-            self.session, self.reference, steps, fingerprint=facts, fit=fit, fitted=first
+            self.session, self.reference, steps, fingerprint=facts, fit=fit, fitted=places
         )
-        return found[self.half :]
+        return found[self.reference.places(self.others)]
 
     def refit_all(self, steps: tuple[int, ...], fit: Fit) -> TrajectoryPlan:
         """The plan refitted on all prompts."""
@@ -224,18 +249,16 @@ class _Trials:
         return plan
 
     def open_loop(self, budget: int) -> Tensor:
-        """Distances of the second half under a plan solved from the profile of the first."""
-        profile = profile_of(self.policy)
-        part = profile.select(list(self.reference.runs[: self.half]))
+        """Distances of one half under a plan solved from the rest of the profile."""
+        part = rest_of(profile_of(self.policy), self.others)
         solver, schedule = PlanSolver(replace(self.policy, profile=part)), self.reference.schedule
         solved = solver.solve(schedule, budget) or solver.plain(schedule, budget)
         assert isinstance(solved.plan, TrajectoryPlan)
-        unseen = self.reference.select(range(self.half, len(self.reference.runs)))
+        unseen = self.reference.select(self.reference.places(self.others))
         facts = self.policy.fingerprint
         return run_plan(self.session, unseen, solved.plan, fingerprint=facts, phase="refit")
 
-    def best(self, found: Sequence[Tensor]) -> int:
-        """The number of the candidate whose worst kind of run is best."""
-        unseen = self.reference.runs[self.half :]
-        ranked = regret([by_group(unseen, distances) for distances in found])
-        return ranked.index(min(ranked))
+    def better(self, one: _Candidate, other: _Candidate, margin: float) -> bool:
+        """Whether the worst kind of run of one is better than that of the other by a factor."""
+        found = regret([by_group(self.others, c.distances) for c in (one, other)])
+        return found[0] * margin < found[1]

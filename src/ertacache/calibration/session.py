@@ -7,9 +7,10 @@ the latents of full runs are kept here for the refit. Knows neither profiles nor
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from time import perf_counter
 from typing import Any, Literal
@@ -18,8 +19,9 @@ import torch
 from torch import Tensor
 
 from ertacache.core.gram import Schedule
+from ertacache.core.groups import FOLDS, Groups, Layout, finest_groups
 from ertacache.core.plans import Target
-from ertacache.core.steppers import Stepper
+from ertacache.core.sampler import Stepper
 from ertacache.formats.policy import Policy, PolicyError
 from ertacache.formats.profile import ProfiledPrompt
 from ertacache.integration.attach import Handle
@@ -188,18 +190,36 @@ class Reference:
         latents: x_0 ... x_T, each of shape (P, ...), in the order of the runs.
         schedule: of all runs.
         expert_steps: steps after 0 at which another network takes over.
+        layout: of the latents; None if it is not known.
+        branch: whether the output of one guidance branch is there in the shape of the latent.
     """
 
     runs: tuple[ProfiledPrompt, ...]
     latents: tuple[Tensor, ...]
     schedule: Schedule
     expert_steps: tuple[int, ...] = ()
+    layout: Layout | None = None
+    branch: bool = False
+
+    @property
+    def finest(self) -> Groups | None:
+        """The finest groups of the latents; None if their layout is not known."""
+        return None if self.layout is None else finest_groups(self.latents[0], self.layout)
+
+    def find_layout(self, latents: Tensor) -> Layout:
+        """The layout of the latents, which must be known."""
+        assert self.layout is not None
+        return self.layout
+
+    def places(self, runs: Sequence[ProfiledPrompt]) -> list[int]:
+        """Places of some of the runs."""
+        return [self.runs.index(run) for run in runs]
 
     def select(self, places: Sequence[int]) -> Reference:
         """Some of the runs, given by their places."""
         runs = tuple(self.runs[place] for place in places)
         latents = tuple(x[list(places)] for x in self.latents)
-        return Reference(runs, latents, self.schedule, self.expert_steps)
+        return replace(self, runs=runs, latents=latents)
 
 
 class Session:
@@ -244,6 +264,11 @@ class Session:
     def number_runs(self, prompts: Sequence[str], seed: int = 0) -> list[ProfiledPrompt]:
         """Runs of some prompts, spread over the varied arguments."""
         return number_runs(prompts, seed, varied=self.varied)
+
+    def folds(self, runs: Sequence[ProfiledPrompt]) -> dict[ProfiledPrompt, int]:
+        """Folds of some runs: they take turns, and each has all values of the varied arguments."""
+        values = math.prod(len(values) for values in self.varied.values())
+        return {run: place // values % FOLDS for place, run in enumerate(runs)}
 
     def progress(self, stage: str) -> Progress:
         """What to call with the progress of a stage that begins now."""
@@ -331,6 +356,8 @@ class Session:
             tuple(torch.stack(step) for step in steps),
             self._recorded.schedule,
             self._recorded.expert_steps,
+            self._recorded.layout,
+            self._recorded.branch,
         )
 
     def lockstep(

@@ -2,70 +2,72 @@
 
 A simulation cannot tell how far outputs at accelerated latents are off, so that the ridge that it
 prefers may be far too weak where guidance is strong. Here plans of a few budgets are run with
-several ridges. What is kept for all plans that are solved later: the best fit by number of
-computed steps, how much larger the error was than predicted, and what an error of the latent is in
-decibels.
+several ridges, priors and groups. What is kept for all plans that are solved later: the best fit by
+number of computed steps, how much larger the error was than predicted, and what an error of the
+latent is in decibels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
 from ertacache.calibration.lockstep import run_plan
 from ertacache.calibration.session import Reference, Session, group_runs
 from ertacache.core.distance import robust_distance, typical_distance
-from ertacache.core.frontier import (
-    FrontierPoint,
-    MeasuredFit,
-    solve_frontier,
-)
+from ertacache.core.frontier import FrontierPoint, MeasuredFit, solve_frontier
+from ertacache.core.groups import ONE_GROUP, Groups
 from ertacache.core.plans import steps_for_speedup
-from ertacache.core.simulate import Fit
+from ertacache.core.simulate import MAX_ORDER, Fit
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import Profile, ProfiledPrompt
 from ertacache.integration.solve import measured_unit, profile_frontier, profile_of
 from ertacache.metrics import IDENTICAL, psnr
 
-__all__ = ["SPEEDUPS", "measure_fits", "regret", "with_frontier"]
+__all__ = ["SPEEDUPS", "Search", "measure_fits", "regret", "rest_of", "with_frontier"]
 
 SPEEDUPS = (1.5, 2.0, 3.0, 5.0)
 """Speed-ups whose plans are run."""
 
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
-FIRST = 2  # the ridge to begin with
-TRIAL_PROMPTS = 16
+FIRST = 1e-2  # the ridge to begin with
+STRONG = 1.0  # a ridge with which a plan is nearly its prior
+MARGIN = 10 ** (0.3 / 20)  # a finer division into groups has to be better by 0.3 dB
+PROMPTS = 16
 DECODED = 8  # prompts that are decoded, to measure decibels
 TINY = 1e-12  # an error below it is none
 AROUND = 2  # budgets more and less that are searched along
+
+Found = TypeVar("Found")
 
 
 def measure_fits(session: Session, policy: Policy, runs: Sequence[ProfiledPrompt]) -> Policy:
     """Run plans of several budgets and ridges; returns the policy with what was found.
 
-    Plans are fitted on the first half of the runs and run on the second. With one run there is
-    nothing to measure.
+    Plans are run on one half of the runs and fitted on the rest of the profile. With one run there
+    is nothing to measure.
 
     Args:
         session: the pipeline.
         policy: with the profile of all runs.
         runs: calibration prompts.
     """
-    profile, half = profile_of(policy), len(runs) // 2
-    budgets = trial_budgets(profile)
-    if half == 0 or not budgets:
+    profile = profile_of(policy)
+    budgets, (_, others) = trial_budgets(profile), profile.halves(runs)
+    if not others or not budgets:
         return policy
-    reference = session.reference(runs[half : half + TRIAL_PROMPTS])
-    trial = _Trial(session, policy, profile.select(list(runs[:half])), reference)
-    progress, found = session.progress("trial"), []
-    place = FIRST
+    part, reference = rest_of(profile, others), session.reference(others[:PROMPTS])
+    trial = _Trial(session, policy, part, reference)
+    progress, found = session.progress("trial"), list[_Candidate]()
+    start = Fit(ridge=FIRST)
     for done, budget in enumerate(budgets):
         progress(done, len(budgets) + 1)
-        candidate, place = trial.best(budget, place)
-        found.append(candidate)
+        found.append(trial.best(budget, start))
+        start = replace(start, ridge=found[-1].point.fit.ridge)
     progress(len(budgets), len(budgets) + 1)
     unit = trial.unit(found[len(found) // 2])
     progress(len(budgets) + 1, len(budgets) + 1)
@@ -78,6 +80,17 @@ def trial_budgets(profile: Profile) -> list[int]:
     steps, least = profile.num_steps, 2 + len(profile.expert_steps)
     found = {steps_for_speedup(steps, s) for s in SPEEDUPS if s <= steps / 2}
     return sorted((n for n in found if least <= n < steps), reverse=True)
+
+
+def rest_of(profile: Profile, others: Sequence[ProfiledPrompt]) -> Profile:
+    """The profile of the folds that hold none of some runs; if all do, of all other runs.
+
+    By whole folds, because only those have statistics by group.
+    """
+    fold = dict(zip(profile.runs, profile.folds, strict=True))
+    held = {fold[run] for run in others}
+    apart = [run for run in profile.runs if fold[run] not in held]
+    return profile.select(apart or [run for run in profile.runs if run not in others])
 
 
 def with_frontier(policy: Policy) -> Policy:
@@ -107,6 +120,70 @@ def by_group(runs: Sequence[ProfiledPrompt], found: Tensor) -> list[float]:
     return [
         robust_distance(found[[runs.index(run) for run in group]]) for group in group_runs(runs)
     ]
+
+
+class Search(Generic[Found]):
+    """Looks for the best fit, one of its parts after the other.
+
+    Attributes:
+        best: the best so far.
+    """
+
+    def __init__(
+        self,
+        attempt: Callable[[Fit], Found],
+        better: Callable[[Found, Found, float], bool],
+        start: Fit,
+    ) -> None:
+        """Begin with a fit.
+
+        Args:
+            attempt: runs a plan that is fitted in this way.
+            better: whether the first is better than the second by a factor.
+            start: the fit.
+        """
+        self._attempt, self._better = attempt, better
+        self.fit, self.best = start, attempt(start)
+
+    def challenge(self, fit: Fit, margin: float = 1.0) -> bool:
+        """Try a fit; return whether it is better, and then the best."""
+        found = self._attempt(fit)
+        if not self._better(found, self.best, margin):
+            return False
+        self.fit, self.best = fit, found
+        return True
+
+    def climb_ridges(self) -> None:
+        """Stronger ridges while they are better; weaker ones if the next stronger is not."""
+        first = RIDGES.index(self.fit.ridge)
+        for ridge in RIDGES[first + 1 :]:  # fewer computed steps need stronger ones
+            if not self.challenge(replace(self.fit, ridge=ridge)):
+                break
+        if self.fit.ridge == RIDGES[first]:
+            for ridge in reversed(RIDGES[:first]):
+                if not self.challenge(replace(self.fit, ridge=ridge)):
+                    break
+
+    def try_orders(self) -> None:
+        """Pull towards polynomials, which shows with a strong ridge."""
+        for order in range(1, MAX_ORDER + 1):
+            fit = replace(self.fit, order=order, ridge=max(STRONG, self.fit.ridge))
+            if self.challenge(fit):
+                self.climb_ridges()
+
+    def try_groups(self, finest: Groups | None) -> None:
+        """Divide the latent, with the ridge so far and a weaker one; then as little as will do."""
+        if finest is None or finest == ONE_GROUP:
+            return
+        place = RIDGES.index(self.fit.ridge)
+        ridges = RIDGES[max(0, place - 1) : place + 1]
+        divided = (replace(self.fit, groups=finest, ridge=ridge) for ridge in ridges)
+        if not any(self.challenge(fit, MARGIN) for fit in divided):
+            return
+        for groups in (Groups(bands=finest.bands), Groups(channels=finest.channels)):
+            simpler = groups not in (finest, ONE_GROUP)
+            if simpler and self.challenge(replace(self.fit, groups=groups), 1 / MARGIN):
+                return
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,28 +223,22 @@ class _Trial:
     part: Profile
     reference: Reference
 
-    def best(self, budget: int, start: int) -> tuple[_Candidate, int]:
-        """The best plan of a budget, and the place of its ridge, looked for from ``start``."""
-        tried: dict[int, _Candidate] = {start: self.attempt(budget, start)}
+    def best(self, budget: int, start: Fit) -> _Candidate:
+        """The best plan of a budget that is found, beginning with a fit."""
 
-        def climb(towards: int) -> None:
-            place = min(tried) if towards < 0 else max(tried)
-            while 0 <= place + towards < len(RIDGES):
-                tried[place + towards] = self.attempt(budget, place + towards)
-                if self._best(tried) != place + towards:
-                    return
-                place += towards
+        def attempt(fit: Fit, *, uniform: bool = False) -> _Candidate:
+            return self.attempt(budget, fit, uniform=uniform)
 
-        climb(+1)  # fewer computed steps need a stronger one
-        if self._best(tried) == start:
-            climb(-1)
-        place = self._best(tried)
-        uniform = self.attempt(budget, place, uniform=True)
-        return (tried[place], uniform)[self._ranked([tried[place], uniform])], place
+        search = Search(attempt, self._better, start)
+        search.climb_ridges()
+        search.try_orders()
+        search.try_groups(self.part.finest)
+        uniform = attempt(search.fit, uniform=True)
+        return uniform if self._better(uniform, search.best, 1.0) else search.best
 
-    def attempt(self, budget: int, place: int, *, uniform: bool = False) -> _Candidate:
-        """Solve a plan with one of the ridges and run it."""
-        known = MeasuredFit(budget, Fit(ridge=RIDGES[place]), 1.0, uniform)
+    def attempt(self, budget: int, fit: Fit, *, uniform: bool = False) -> _Candidate:
+        """Solve a plan with a fit and run it."""
+        known = MeasuredFit(budget, fit, 1.0, uniform)
         steps, least = self.part.num_steps, 2 + len(self.part.expert_steps)
         near = range(max(least, budget - AROUND), min(steps, budget + AROUND) + 1)
         point = solve_frontier(
@@ -176,6 +247,7 @@ class _Trial:
             budgets=[budget] if uniform else near,
             measured=[known],
             pinned=self.part.expert_steps,
+            by_group=self.part.gram,
         ).point(budget)
         facts = self.policy.fingerprint
         found = run_plan(self.session, self.reference, point.plan, fingerprint=facts)
@@ -196,11 +268,8 @@ class _Trial:
         error = typical_distance(candidate.distances[places])
         return measured_unit(sum(decibels) / len(decibels), error)
 
-    def _best(self, tried: dict[int, _Candidate]) -> int:
-        places = sorted(tried)
-        return places[self._ranked([tried[place] for place in places])]
-
-    def _ranked(self, candidates: Sequence[_Candidate]) -> int:
-        """The number of the candidate whose worst kind of run is best."""
-        found = regret([by_group(self.reference.runs, c.distances) for c in candidates])
-        return found.index(min(found))
+    def _better(self, one: _Candidate, other: _Candidate, margin: float) -> bool:
+        """Whether the worst kind of run of one is better than that of the other by a factor."""
+        runs = self.reference.runs
+        found = regret([by_group(runs, c.distances) for c in (one, other)])
+        return found[0] * margin < found[1]

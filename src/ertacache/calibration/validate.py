@@ -24,6 +24,7 @@ from ertacache.formats.fitted import OWN_ROW, FittedPlan, ValidationRow
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import ProfiledPrompt
 from ertacache.integration.solve import profile_of
+from ertacache.integration.spacing import same_start
 from ertacache.metrics import IDENTICAL, psnr
 
 __all__ = [
@@ -200,9 +201,11 @@ def measure(
         full: Tensor | None = None
         for variant in variants:
             steps = variant.num_inference_steps
-            made = session.generate(
-                batch, variant.policy, target=variant.target, num_inference_steps=steps
-            )
+            # The full run itself begins where it begins.
+            with same_start(session.pipe.scheduler, variants[0].num_inference_steps):
+                made = session.generate(
+                    batch, variant.policy, target=variant.target, num_inference_steps=steps
+                )
             full = made.results if full is None else full
             variant.seconds.append(made.seconds)
             variant.decibels += psnr(made.results, full).clamp_max(IDENTICAL).tolist()

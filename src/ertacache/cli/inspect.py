@@ -6,6 +6,7 @@ number of computed steps. Loads no model.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from rich.text import Text
     from torch import Tensor
 
+    from ertacache.core.frontier import MeasuredFit
+    from ertacache.core.groups import Groups
     from ertacache.core.plans import PaperPlan, TrajectoryPlan
     from ertacache.formats.fingerprint import Fingerprint
     from ertacache.formats.policy import Policy
@@ -58,6 +61,7 @@ def inspect(
         print_plan(plan)
         if coefficients:
             _print_coefficients(plan.plan)
+    _print_fits(policy.fits)
     if policy.profile is not None:
         _print_frontier(policy)
 
@@ -65,6 +69,8 @@ def inspect(
 def _print_profile(profile: Profile) -> None:
     sigmas = profile.schedule.sigmas
     print_fact("sigmas", f"{sigmas[0]:.4g} to {sigmas[-1]:.4g} in {profile.num_steps} steps")
+    unknown = "one group: the layout of the latent is not known"
+    print_fact("groups", unknown if profile.finest is None else profile.finest)
     seeds = [run.seed for run in profile.runs]
     print_fact("seeds", f"{min(seeds)} to {max(seeds)}")
     for run in profile.runs[:3]:
@@ -92,15 +98,34 @@ def _print_coefficients(plan: TrajectoryPlan | PaperPlan) -> None:
 
     computed = set(plan.compute_steps)
     steps = [f"{k} {'computed' if k in computed else 'reused'}" for k in range(plan.num_steps)]
+    numbers: list[list[float]]
     if isinstance(plan, TrajectoryPlan):
-        columns = ["step", "latent", *(f"output {j + 1}" for j in range(plan.history))]
-        numbers: list[list[float]] = plan.coefficients[:, 0].tolist()
-        title = "x[k+1] = latent x[k] + the last computed outputs, the newest first"
+        columns = ["step", "latent", *_numbered("output", plan.history)]
+        columns += _numbered("branch", plan.history) if plan.branch else []
+        formula = "x[k+1] = latent x[k] + the last computed outputs, the newest first"
+        tables = [
+            (formula + _group_name(plan.groups, group), plan.coefficients[:, group].tolist())
+            for group in range(plan.groups.count)
+        ]
     else:
         columns, numbers = _paper_columns(plan)
-        title = f"{plan.reuse} reuse; gain and bias are means"
-    rows = [[step, *(f"{n:.6f}" for n in row)] for step, row in zip(steps, numbers, strict=True)]
-    print_table(title, columns, rows)
+        tables = [(f"{plan.reuse} reuse; gain and bias are means", numbers)]
+    for title, numbers in tables:
+        cells = ([f"{n:.6f}" for n in row] for row in numbers)
+        rows = [[step, *row] for step, row in zip(steps, cells, strict=True)]
+        print_table(title, columns, rows)
+
+
+def _numbered(word: str, count: int) -> list[str]:
+    return [f"{word} {j + 1}" for j in range(count)]
+
+
+def _group_name(groups: Groups, group: int) -> str:
+    """Which group it is; nothing if there is one."""
+    band, channel = divmod(group, groups.channels)
+    parts = [f"channel {channel + 1} of {groups.channels}"] * (groups.channels > 1)
+    parts += [f"band {band + 1} of {groups.bands}"] * (groups.bands > 1)
+    return "".join(f", {part}" for part in parts)
 
 
 def _paper_columns(plan: PaperPlan) -> tuple[list[str], list[list[float]]]:
@@ -113,6 +138,30 @@ def _paper_columns(plan: PaperPlan) -> tuple[list[str], list[list[float]]]:
 
 def _row_means(values: Tensor) -> Tensor:
     return values.reshape(len(values), -1).mean(1)
+
+
+def _print_fits(fits: Sequence[MeasuredFit]) -> None:
+    if not fits:
+        return
+    rows = [
+        [
+            str(found.computed),
+            str(found.fit.history),
+            f"{found.fit.ridge:g}",
+            str(found.fit.order),
+            str(found.fit.groups),
+            "uniform" if found.uniform else "searched",
+            f"{found.error_ratio:.2f}",
+        ]
+        for found in fits
+    ]
+    print_table(
+        "Fits: how plans are fitted best, measured on the network",
+        ["computed", "history", "ridge", "order", "groups", "schedule", "error ratio"],
+        rows,
+    )
+    print_line("order: of the polynomial that the ridge pulls towards; 0 is plain reuse")
+    print_line("error ratio: measured over predicted")
 
 
 def _print_frontier(policy: Policy) -> None:

@@ -17,6 +17,7 @@ from ertacache.cli.group import command_line, one_line
 
 if TYPE_CHECKING:
     from ertacache.cli.writing import Output
+    from ertacache.core.plans import PaperPlan, TrajectoryPlan
     from ertacache.formats.fitted import FittedPlan, ValidationRow
     from ertacache.formats.policy import Policy
 
@@ -63,6 +64,7 @@ def print_plan(plan: FittedPlan) -> None:
         f"({plan.speedup:.2f} times fewer computed steps)",
     )
     print_fact("step mask", draw_mask(plan.compute_steps, plan.num_steps))
+    _print_combination(plan.plan)
     if plan.measured_error is not None:
         print_fact("error", f"final latent {plan.measured_error:.3g} from the full run's")
     elif plan.predicted_error is not None:
@@ -72,6 +74,20 @@ def print_plan(plan: FittedPlan) -> None:
     else:
         print_fact("validation", "none: not measured on held-out prompts")
         print_line("")
+
+
+def _print_combination(plan: TrajectoryPlan | PaperPlan) -> None:
+    """Print what a step combines, and the parts of the latent that have their own coefficients."""
+    from ertacache.core.plans import TrajectoryPlan
+
+    if not isinstance(plan, TrajectoryPlan):
+        return
+    print_fact("groups", plan.groups)
+    outputs = f"the last {plan.history} computed outputs"
+    if plan.history == 1:
+        outputs = "the last computed output"
+    second = ", and of one guidance branch as many before guidance" if plan.branch else ""
+    print_fact("history", outputs + second)
 
 
 def _print_validation(rows: Sequence[ValidationRow]) -> None:

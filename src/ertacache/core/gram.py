@@ -35,6 +35,8 @@ __all__ = [
     "interpolation_rows",
     "profile_run",
     "resample",
+    "resampling_rows",
+    "run_rows",
 ]
 
 CHUNK = 1 << 16  # elements cast to float64 at a time: bounds memory for any latent
@@ -126,7 +128,10 @@ class Gram:
 
     Attributes:
         products: mean over elements of the product of any two of the R = 2T + 1 vectors, one
-            symmetric matrix per prompt (or mean of prompts), shape (M, R, R), float64.
+            symmetric matrix per prompt (or mean of prompts), shape (M, R, R), float64. With
+            groups, sums over those of a group, divided by all: one matrix after the other for
+            the groups of a prompt, which add up to that of the prompt.
+        groups: number of groups, a divisor of M.
 
     Example:
         >>> gram = Gram(torch.eye(5, dtype=torch.float64)[None])
@@ -137,6 +142,12 @@ class Gram:
     """
 
     products: Tensor
+    groups: int = 1
+
+    @property
+    def num_prompts(self) -> int:
+        """Number of prompts, or of means of prompts."""
+        return len(self.products) // self.groups
 
     @property
     def num_steps(self) -> int:
@@ -161,33 +172,44 @@ class Gram:
         return self.products[:, a, b]
 
     @property
+    def by_prompt(self) -> Tensor:
+        """The products by prompt and group, (prompts, groups, R, R)."""
+        return self.products.view(-1, self.groups, self.size, self.size)
+
+    @property
     def squares(self) -> Tensor:
         """Mean square of every vector, shape (M, R)."""
         return self.products.diagonal(dim1=1, dim2=2)
 
     def mean(self) -> Gram:
-        """One matrix, the mean of all."""
-        return Gram(self.products.mean(0, keepdim=True))
+        """One prompt, the mean of all."""
+        return Gram(self.by_prompt.mean(0), self.groups)
 
     def folds(self, count: int) -> tuple[Gram, Gram, Tensor]:
         """Split the prompts into folds: the means of each fold, of the rest, and the fold sizes.
 
         Prompt p is in fold ``p % count``. With one prompt the rest is that prompt itself.
         """
-        P = len(self.products)
+        P, by_group = self.num_prompts, self.by_prompt
         fold = torch.arange(P) % count
         size = torch.bincount(fold).double()
-        column = size[:, None, None]
-        held = torch.zeros(count, self.size, self.size, dtype=torch.float64)
-        held.index_add_(0, fold, self.products)
+        column = size[:, None, None, None]
+        held = torch.zeros(count, *by_group.shape[1:], dtype=torch.float64)
+        held.index_add_(0, fold, by_group)
         rest = (held.sum(0) - held) / (P - column) if P > 1 else held
-        return Gram(held / column), Gram(rest), size
+        parts = (held / column, rest)
+        mine, others = (Gram(part.flatten(0, 1), self.groups) for part in parts)
+        return mine, others, size
 
     def output_rate(self) -> Tensor:
-        """``|v_k - v_{k-1}|^2 / |x_k - x_{k-1}|^2``, shape (M, T); 0 at step 0."""
+        """``|v_k - v_{k-1}|^2 / |x_k - x_{k-1}|^2``, shape (M, T); 0 at step 0.
+
+        With groups v is that of a group, and x the whole latent.
+        """
         T, squares = self.num_steps, self.squares
         moved = squares[:, 1:] + squares[:, :-1] - 2 * self.products.diagonal(1, dim1=1, dim2=2)
         x, v = moved[:, : T - 1], moved[:, T + 1 :]
+        x = x.view(self.num_prompts, self.groups, T - 1).sum(1).repeat_interleave(self.groups, 0)
         rate = v.clamp_min(0) / x.clamp_min(torch.finfo(x.dtype).tiny)
         return torch.cat([torch.zeros_like(squares[:, :1]), rate.where(x > 0, 0.0)], dim=1)
 
@@ -201,7 +223,7 @@ class Gram:
 
     def combined(self, rows: Tensor) -> Gram:
         """Products of combinations of the vectors: ``W G W^T`` for the rows of W, (R', R)."""
-        return Gram(_symmetric(rows @ self.products @ rows.mT))
+        return Gram(_symmetric(rows @ self.products @ rows.mT), self.groups)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -357,6 +379,27 @@ def interpolation_rows(nodes: Tensor, at: Tensor) -> Tensor:
     return rows
 
 
+def run_rows(schedule: Schedule) -> Tensor:
+    """The vectors x_0 ... x_T, v_0 ... v_{T-1} of a run in its start and outputs, (R, T + 1)."""
+    T = schedule.num_steps
+    return torch.cat([schedule.latents, torch.eye(T + 1, dtype=schedule.latents.dtype)[1:]])
+
+
+def resampling_rows(profiled: Schedule, run: Schedule) -> Tensor:
+    """The vectors of full runs on another schedule in those of the profiled runs, (R', R)."""
+    T, n = profiled.num_steps, run.num_steps
+    outputs = profiled.sigmas.new_zeros(n, 2 * T + 1)
+    outputs[:, T + 1 :] = interpolation_rows(profiled.sigmas[:-1], run.sigmas[:-1])
+    start = outputs.new_zeros(2 * T + 1)
+    if run.begun:
+        start[0] = run.scale[0] / profiled.scale[0]
+    else:
+        weights = interpolation_rows(profiled.sigmas, run.sigmas[:1])[0]
+        start[: T + 1] = run.scale[0] * weights / profiled.scale
+    latents = run.latents[:, :1] * start + run.latents[:, 1:] @ outputs
+    return torch.cat([latents, outputs])
+
+
 def resample(gram: Gram, profiled: Schedule, run: Schedule) -> Gram:
     """The Gram matrices of full runs on another schedule.
 
@@ -367,17 +410,7 @@ def resample(gram: Gram, profiled: Schedule, run: Schedule) -> Gram:
     """
     if profiled.same_run(run):
         return gram
-    T, n = gram.num_steps, run.num_steps
-    outputs = gram.products.new_zeros(n, gram.size)
-    outputs[:, T + 1 :] = interpolation_rows(profiled.sigmas[:-1], run.sigmas[:-1])
-    start = gram.products.new_zeros(gram.size)
-    if run.begun:
-        start[0] = run.scale[0] / profiled.scale[0]
-    else:
-        weights = interpolation_rows(profiled.sigmas, run.sigmas[:1])[0]
-        start[: T + 1] = run.scale[0] * weights / profiled.scale
-    latents = run.latents[:, :1] * start + run.latents[:, 1:] @ outputs
-    return gram.combined(torch.cat([latents, outputs]))
+    return gram.combined(resampling_rows(profiled, run))
 
 
 def gram_of(vectors: Sequence[Tensor]) -> Tensor:

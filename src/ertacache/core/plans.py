@@ -15,6 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ertacache.core.groups import ONE_GROUP, Groups
+
 __all__ = [
     "PaperPlan",
     "Reuse",
@@ -151,21 +153,31 @@ class TrajectoryPlan:
 
     Attributes:
         compute_steps: the steps on which the network is evaluated, ascending, the first is 0.
-        coefficients: z, shape (T, groups, 1 + H), float64: first that of the latent, then those of
-            the last H computed outputs, newest first; 0 where fewer than H outputs exist. One
-            group is the whole latent, and the only number of groups so far.
+        coefficients: z, shape (T, groups, 1 + H), float64: first that of the latent, the same for
+            all groups, then those of the last H computed outputs, newest first; 0 where fewer than
+            H outputs exist.
+        groups: parts of the latent that have coefficients of their own.
+        branch: whether the last H raw outputs of one guidance branch are combined as well; their
+            coefficients follow, shape (T, groups, 1 + 2 H).
     """
 
     compute_steps: tuple[int, ...]
     coefficients: Tensor = field(repr=False)
+    groups: Groups = ONE_GROUP
+    branch: bool = False
 
     def __post_init__(self) -> None:
         """Check shapes, types and finiteness."""
-        shape = tuple(self.coefficients.shape)
-        if len(shape) != 3 or shape[0] < 1 or shape[1] != 1 or shape[2] < 2:
-            raise ValueError(f"coefficients must have shape (T, 1, 1 + H), got {shape}")
+        shape, count = tuple(self.coefficients.shape), self.groups.count
+        if len(shape) != 3 or shape[0] < 1 or shape[1] != count or shape[2] < 2:
+            raise ValueError(f"coefficients must have shape (T, {count}, 1 + H), got {shape}")
+        if self.branch and shape[2] % 2 == 0:
+            raise ValueError(f"coefficients must have shape (T, {count}, 1 + 2 H), got {shape}")
         check_compute_steps(self.compute_steps, self.num_steps)
         _check_float64("coefficients", self.coefficients)
+        latent = self.coefficients[:, :, 0]
+        if not torch.equal(latent, latent[:, :1].expand_as(latent)):
+            raise ValueError("all groups must have the same coefficient of the latent")
 
     @property
     def num_steps(self) -> int:
@@ -175,10 +187,10 @@ class TrajectoryPlan:
     @property
     def history(self) -> int:
         """Number of computed outputs kept, H."""
-        return self.coefficients.shape[2] - 1
+        return (self.coefficients.shape[2] - 1) // (2 if self.branch else 1)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Raise if samples of this shape cannot be run; scalars fit all of them."""
+        """Raise if samples of this shape cannot be run; coefficients of groups fit all of them."""
 
 
 @dataclass(frozen=True, eq=False)

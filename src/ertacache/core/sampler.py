@@ -1,20 +1,31 @@
 """Runs over any ``denoise(x, sigma) -> v``: the full run, and a run of any stepper.
 
-The same steppers run in pipelines; the tests hold both to the same latents. Knows no pipeline.
+A stepper is what a method does on one step of a run, ``step(k, x, v, advance)``. v is None on a
+reused step; ``advance`` is the scheduler's own step. The same steppers run in pipelines, driven by
+``integration``; the tests hold both to the same latents. A stepper is made fresh for every run and
+knows neither pipelines nor files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
 from torch import Tensor
 
 from ertacache.core.gram import Trajectory
-from ertacache.core.steppers import Stepper
 
-__all__ = ["Denoise", "Euler", "Solver", "SolverFactory", "run", "run_reference"]
+__all__ = [
+    "Advance",
+    "Denoise",
+    "Euler",
+    "Solver",
+    "SolverFactory",
+    "Stepper",
+    "run",
+    "run_reference",
+]
 
 Denoise = Callable[[Tensor, Tensor], Tensor]
 """``denoise(sample, sigma) -> model_output``; sigma is a 0-dim tensor of the schedule's dtype."""
@@ -30,6 +41,56 @@ class Solver(Protocol):
 
 SolverFactory = Callable[[Tensor], Solver]
 """Makes a fresh solver for a sigma schedule of T + 1 entries."""
+
+
+Advance = Callable[[Tensor], Tensor]
+"""The scheduler's own step from the present latent: the output to use in, the next latent out."""
+
+
+class Stepper(Protocol):
+    """One run of one method."""
+
+    @property
+    def num_steps(self) -> int:
+        """Number of sampling steps T that it was made for."""
+        ...
+
+    @property
+    def sigmas(self) -> Tensor | None:
+        """The sigma schedule that the run has to have, (T + 1,); None keeps the scheduler's."""
+        ...
+
+    @property
+    def flexible(self) -> bool:
+        """Whether a step that is to be reused may be computed instead."""
+        ...
+
+    def computes(self, k: int) -> bool:
+        """Whether the network is evaluated on step ``k``."""
+        ...
+
+    def step(self, k: int, x: Tensor, v: Tensor | None, advance: Advance) -> Tensor:
+        """Return the latent after step ``k``.
+
+        Args:
+            k: number of the step.
+            x: the latent before it, in float32 or finer.
+            v: the network's output at x; None on a reused step.
+            advance: the scheduler's own step.
+        """
+        ...
+
+    def note_branch(self, raw: Tensor) -> None:
+        """Note the raw output of one guidance branch, before the step with its combined output."""
+        ...
+
+    def switch(self) -> None:
+        """Note that the next output is that of another network."""
+        ...
+
+    def held(self) -> Iterable[Tensor]:
+        """The tensors kept between steps."""
+        ...
 
 
 class Euler:
@@ -100,7 +161,7 @@ def run(
     Example:
         >>> import torch
         >>> from ertacache.core.plans import PaperPlan
-        >>> from ertacache.core.steppers import PaperStepper
+        >>> from ertacache.core.paper_steppers import PaperStepper
         >>> sigmas = torch.tensor([1.0, 0.5, 0.25, 0.0]).double()
         >>> plan = PaperPlan((0, 2), "velocity", sigmas)  # plain reuse on step 1
         >>> latents = run(lambda x, sigma: x, torch.ones(1), PaperStepper(plan), sigmas=sigmas)

@@ -31,8 +31,9 @@ needed, never p itself: ``inner`` = <p, u_b> for all b, and ``square`` = <p, p>.
 
        faded += carried_H^2 noise_H
 
-2. The coefficients minimise E|y' - x_{k+1}|^2 plus a ridge towards the nominal update z0 (the
-   scheduler's first-order step with the newest output, that is plain reuse if k is reused):
+2. The coefficients minimise E|y' - x_{k+1}|^2 plus a ridge towards the update z0, the scheduler's
+   first-order step with the polynomial of some order through the newest outputs; of order 0 that
+   is the newest output itself, plain reuse if k is reused:
 
        A[y, y] = square + sum_j carried_j^2 noise_j + faded
        A[y, j] = <p, v_j> + carried_j noise_j      n_j is both in the latent and in its output
@@ -65,6 +66,7 @@ import torch
 from torch import Tensor
 
 from ertacache.core.gram import Gram
+from ertacache.core.groups import ONE_GROUP, Groups
 from ertacache.core.plans import TrajectoryPlan, check_compute_steps
 
 __all__ = [
@@ -73,10 +75,12 @@ __all__ = [
     "State",
     "System",
     "fit_plans",
+    "prior_weights",
     "schedule_mask",
     "solve_ridge",
 ]
 
+MAX_ORDER = 2
 JITTER = 1e-12  # of the diagonal: keeps systems of nearly parallel outputs solvable
 
 
@@ -87,6 +91,10 @@ class Fit:
     Attributes:
         history: number of computed outputs a step combines, H.
         ridge: pull towards the nominal update, as a fraction of the Gram diagonal.
+        order: of the polynomial through the newest computed outputs that the ridge pulls towards,
+            0 to 2; 0 is plain reuse.
+        groups: parts of the latent that have coefficients of their own.
+        branch: combine as many raw outputs of one guidance branch as well; in a refit only.
         sensitivity: standard deviation of the assumed error of an output, per error of the latent
             at which it was computed, in units of the output's rate of change along the full run.
             0 assumes that outputs at accelerated latents equal those of the full run.
@@ -95,6 +103,9 @@ class Fit:
     history: int = 4
     ridge: float = 1e-3
     sensitivity: float = 1.0
+    order: int = 0
+    groups: Groups = ONE_GROUP
+    branch: bool = False
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -102,6 +113,8 @@ class Fit:
             raise ValueError(f"history must be between 1 and 16, got {self.history}")
         if not (self.ridge >= 0 and self.sensitivity >= 0):
             raise ValueError("ridge and sensitivity must not be negative")
+        if self.order not in range(MAX_ORDER + 1):
+            raise ValueError(f"order must be from 0 to {MAX_ORDER}, got {self.order}")
 
 
 @dataclass(eq=False)
@@ -142,9 +155,9 @@ class Simulation:
     """Fitted coefficients and expected errors of B compute schedules.
 
     Attributes:
-        coefficients: of the latent and of the H outputs, (B, T, 1 + H).
+        coefficients: of the latent and of the H outputs, (B, T, groups, 1 + H).
         errors: root mean square distance to the reference latents x_0 ... x_T, (B, T + 1).
-        states: the runs before every step, T entries.
+        states: the runs before every step, T entries; with groups, one run for each.
     """
 
     coefficients: Tensor
@@ -168,6 +181,7 @@ class System:
         if gram.num_steps != T:
             raise ValueError(f"a profile of {gram.num_steps} steps, but a nominal update of {T}")
         self.fit = fit
+        self.groups = gram.groups
         self.nominal = nominal
         self._target = gram.squares
         self._rows = gram.padded_rows()
@@ -208,7 +222,7 @@ class System:
         def push(newest: Tensor, kept: Tensor) -> Tensor:
             return torch.where(fresh, torch.cat([newest[:, None], kept[:, :-1]], dim=1), kept)
 
-        noise = self._rate[which, step] * state.error
+        noise = self._rate[which, step] * self._whole(state.error)
         # The disturbance of an output that leaves the history stays in the latent.
         lost = state.carried[:, -1] ** 2 * state.noise[:, -1] * computed
         return replace(
@@ -219,6 +233,12 @@ class System:
             faded=state.faded + lost,
         )
 
+    def _whole(self, error: Tensor) -> Tensor:
+        """The error of all groups of a run, for each of them: a network mixes what it is given."""
+        if self.groups == 1:
+            return error
+        return error.view(-1, self.groups).sum(1).repeat_interleave(self.groups)
+
     def _solve(self, state: State, step: int, rows: Tensor, columns: Tensor) -> Tensor:
         """Coefficients (B, 1 + H) of latent and outputs that minimise the expected error."""
         B, H = columns.shape
@@ -228,7 +248,11 @@ class System:
         A[:, 0, 1:] = A[:, 1:, 0] = cross
         A[:, 1:, 1:] = rows.gather(2, columns[:, None].expand(-1, H, -1)) + state.noise.diag_embed()
         rhs = torch.cat([state.inner[:, step + 1, None], rows[:, :, step + 1]], dim=1)
-        return solve_ridge(A, rhs, self.nominal[step], ridge=self.fit.ridge)
+        c, a = self.nominal[step]
+        prior = torch.zeros_like(rhs)
+        prior[:, 0] = c
+        prior[:, 1:] = a * prior_weights(state.past, step, order=self.fit.order)
+        return solve_ridge(A, rhs, prior, ridge=self.fit.ridge)
 
     def _advance(
         self, state: State, step: int, z: Tensor, *, rows: Tensor, columns: Tensor, which: Tensor
@@ -252,19 +276,28 @@ class System:
     ) -> Simulation:
         """Simulate B compute schedules, fitting their coefficients unless they are given.
 
+        The groups of a run are simulated on their own; its error is that of all of them.
+
         Args:
             computed: their step masks, (B, T).
-            which: index of the Gram matrix of each, (B,).
-            coefficients: (B, T, 1 + H).
+            which: index of the prompt of each, (B,).
+            coefficients: (B, T, groups, 1 + H).
         """
-        states, zs = [self.start(which)], []
+        G = self.groups
+        rows = (which[:, None] * G + torch.arange(G)).flatten()
+        mask = computed.repeat_interleave(G, 0)
+        given = None if coefficients is None else coefficients.movedim(2, 1).flatten(0, 1)
+        states, zs = [self.start(rows)], []
         for k in range(self.num_steps):
-            z = None if coefficients is None else coefficients[:, k]
-            state, z = self.take(states[-1], k, computed=computed[:, k], which=which, z=z)
+            z = None if given is None else given[:, k]
+            state, z = self.take(states[-1], k, computed=mask[:, k], which=rows, z=z)
             states.append(state)
             zs.append(z)
-        errors = torch.stack([state.error for state in states], dim=1).sqrt()
-        return Simulation(torch.stack(zs, dim=1), errors, tuple(states[:-1]))
+        errors = torch.stack([state.error for state in states], dim=1)
+        B, H = len(which), self.fit.history
+        found = torch.stack(zs, dim=1).view(B, G, self.num_steps, 1 + H).movedim(1, 2)
+        total = errors.view(B, G, self.num_steps + 1).sum(1).sqrt()
+        return Simulation(found, total, tuple(states[:-1]))
 
 
 def schedule_mask(schedules: Sequence[Sequence[int]], num_steps: int) -> Tensor:
@@ -290,21 +323,49 @@ def fit_plans(
     mask = schedule_mask(schedules, system.num_steps)
     z = system.simulate(mask, torch.zeros(len(mask), dtype=torch.long)).coefficients
     return [
-        TrajectoryPlan(tuple(steps), row[:, None].clone())
+        TrajectoryPlan(tuple(steps), row.clone(), fit.groups)
         for steps, row in zip(schedules, z, strict=True)
     ]
 
 
-def solve_ridge(A: Tensor, rhs: Tensor, nominal: Tensor, *, ridge: float) -> Tensor:
-    """Minimise ``z A z - 2 rhs z + ridge diag(A) (z - nominal)^2`` for B steps at once.
+def prior_weights(past: Tensor, step: int, *, order: int) -> Tensor:
+    """Weights of the past outputs in the polynomial through the newest, at the present step.
 
-    The latent's coefficient stays the nominal one.
+    Lagrange's, in the numbers of the steps. With fewer outputs than it needs, of a lower order.
+
+    Args:
+        past: steps of the outputs, newest first, -1 where there is none, (B, H).
+        step: the present step.
+        order: of the polynomial.
+
+    Example:
+        >>> prior_weights(torch.tensor([[4, 2, 0], [4, 2, -1], [5, 2, 0]]), 5, order=2)
+        tensor([[ 1.8750, -1.2500,  0.3750],
+                [ 1.5000, -0.5000,  0.0000],
+                [ 1.0000, -0.0000,  0.0000]], dtype=torch.float64)
+    """
+    weights = torch.zeros(past.shape, dtype=torch.float64)
+    count = min(order + 1, past.shape[1])
+    if count == 1:
+        weights[:, 0] = 1.0
+        return weights
+    nodes, there = past[:, :count].double(), past[:, :count] >= 0
+    factors = (step - nodes)[:, None] / (nodes[:, :, None] - nodes[:, None])
+    used = there[:, None] & ~torch.eye(count, dtype=torch.bool)
+    weights[:, :count] = factors.where(used, 1.0).prod(2) * there
+    return weights
+
+
+def solve_ridge(A: Tensor, rhs: Tensor, prior: Tensor, *, ridge: float) -> Tensor:
+    """Minimise ``z A z - 2 rhs z + ridge diag(A) (z - prior)^2`` for B steps at once.
+
+    The latent's coefficient stays that of the prior.
 
     Args:
         A: products of latent and outputs with each other, (B, 1 + H, 1 + H).
         rhs: their products with the latent to be reached, (B, 1 + H).
-        nominal: coefficients of latent and newest output in the nominal update, (2,).
-        ridge: strength of the pull towards it.
+        prior: coefficients of latent and outputs that are pulled towards, (B, 1 + H).
+        ridge: strength of the pull.
 
     Returns:
         The coefficients, (B, 1 + H); 0 for an output that does not exist (a zero row of ``A``).
@@ -312,8 +373,6 @@ def solve_ridge(A: Tensor, rhs: Tensor, nominal: Tensor, *, ridge: float) -> Ten
     diagonal = A.diagonal(dim1=1, dim2=2)
     floor = JITTER * diagonal.amax(1, keepdim=True).clamp_min(torch.finfo(A.dtype).tiny)
     pull = ridge * diagonal + floor
-    prior = torch.zeros_like(rhs)
-    prior[:, :2] = nominal
     A = A + pull.diag_embed()
     rhs = rhs + pull * prior
     c = prior[:, :1]

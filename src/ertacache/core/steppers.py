@@ -1,98 +1,63 @@
-"""What each method does on one step of a run: ``step(k, x, v, advance)``, one class per method.
+"""Trajectory rectification on one step of a run, and its refit; the full run.
 
-v is None on a reused step; ``advance`` is the scheduler's own step. The same objects run in a
-pipeline, driven by ``integration``, and over a plain function, driven by ``sampler``. A stepper is
-made fresh for every run and knows neither pipelines nor files.
+Each class is a ``Stepper`` of ``sampler``. The update of step k combines the latent x and a
+history: the last H computed outputs v, newest first, and, if the plan has a second history, as
+many raw outputs r of one guidance branch:
+
+    x' = c x + sum_j a_j v_j + sum_j b_j r_j
+
+with one c, and a and b for each group of the latent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ertacache.core.distance import distances
 from ertacache.core.gram import gram_of
-from ertacache.core.paper import (
-    Cache,
-    RectifyMode,
-    RectifySums,
-    fit_rectification,
-    rectify,
-    safe_ratio,
-    step_scale,
-)
-from ertacache.core.plans import PaperPlan, Reuse, TrajectoryPlan, check_compute_steps
-from ertacache.core.simulate import Fit, solve_ridge
+from ertacache.core.groups import ONE_GROUP, GroupCombination, Groups, Layout, group_products
+from ertacache.core.paper_steppers import PaperStepper
+from ertacache.core.plans import PaperPlan, TrajectoryPlan, check_compute_steps
+from ertacache.core.sampler import Advance, Stepper
+from ertacache.core.simulate import Fit, prior_weights, solve_ridge
 
 __all__ = [
-    "Advance",
+    "FindLayout",
     "FullStepper",
-    "GainFit",
-    "PaperStepper",
     "RefitStepper",
-    "Stepper",
-    "ThresholdSearch",
     "TrajectoryStepper",
     "combine",
     "fit_step",
     "make_stepper",
 ]
 
-Advance = Callable[[Tensor], Tensor]
-"""The scheduler's own step from the present latent: the output to use in, the next latent out."""
+FindLayout = Callable[[Tensor], Layout]
+"""The layout of a batch of latents; called on the first step of a run."""
 
 
-class Stepper(Protocol):
-    """One run of one method."""
-
-    @property
-    def num_steps(self) -> int:
-        """Number of sampling steps T that it was made for."""
-        ...
-
-    @property
-    def sigmas(self) -> Tensor | None:
-        """The sigma schedule that the run has to have, (T + 1,); None keeps the scheduler's."""
-        ...
-
-    @property
-    def flexible(self) -> bool:
-        """Whether a step that is to be reused may be computed instead."""
-        ...
-
-    def computes(self, k: int) -> bool:
-        """Whether the network is evaluated on step ``k``."""
-        ...
-
-    def step(self, k: int, x: Tensor, v: Tensor | None, advance: Advance) -> Tensor:
-        """Return the latent after step ``k``.
-
-        Args:
-            k: number of the step.
-            x: the latent before it, in float32 or finer.
-            v: the network's output at x; None on a reused step.
-            advance: the scheduler's own step.
-        """
-        ...
-
-    def switch(self) -> None:
-        """Note that the next output is that of another network."""
-        ...
-
-    def held(self) -> Iterable[Tensor]:
-        """The tensors kept between steps."""
-        ...
+def default_layout(latents: Tensor) -> Layout:
+    """Channels behind the batch, the rest is the grid."""
+    return Layout()
 
 
 def make_stepper(
-    plan: TrajectoryPlan | PaperPlan, *, cache_device: torch.device | None = None
+    plan: TrajectoryPlan | PaperPlan,
+    *,
+    layout: FindLayout = default_layout,
+    cache_device: torch.device | None = None,
 ) -> Stepper:
-    """The stepper of a plan; ``cache_device`` is where outputs are kept, None leaves them."""
+    """The stepper of a plan.
+
+    Args:
+        plan: the plan.
+        layout: finds the layout of the latents, if the plan has groups.
+        cache_device: where outputs are kept; None leaves them where they are.
+    """
     if isinstance(plan, TrajectoryPlan):
-        return TrajectoryStepper(plan, cache_device=cache_device)
+        return TrajectoryStepper(plan, layout=layout, cache_device=cache_device)
     return PaperStepper(plan, cache_device=cache_device)
 
 
@@ -116,12 +81,63 @@ class FullStepper:
             raise ValueError(f"step {k} was reused in a full run")
         return advance(v)
 
+    def note_branch(self, raw: Tensor) -> None:
+        """Nothing is made of it."""
+
     def switch(self) -> None:
         """Nothing is kept."""
 
     def held(self) -> Iterable[Tensor]:
         """Nothing."""
         return ()
+
+
+class History:
+    """The computed outputs that a run combines, newest first.
+
+    Attributes:
+        steps: on which they were computed.
+    """
+
+    def __init__(self, length: int, *, branch: bool, device: torch.device | None = None) -> None:
+        """Keep up to ``length`` outputs, and as many of one branch if ``branch``."""
+        self._length, self._branch, self._device = length, branch, device
+        self._outputs: list[Tensor] = []
+        self._raws: list[Tensor] = []
+        self._raw: Tensor | None = None  # of the present step
+        self.steps: list[int] = []
+
+    def note_branch(self, raw: Tensor) -> None:
+        """Keep the raw output of one branch until the step is pushed."""
+        if self._branch:
+            self._raw = raw
+
+    def push(self, k: int, v: Tensor) -> None:
+        """Keep the output of step ``k``; the oldest leaves."""
+        self.steps = [k, *self.steps][: self._length]
+        self._outputs = [self._keep(v), *self._outputs][: self._length]
+        if not self._branch:
+            return
+        if self._raw is None or self._raw.shape != v.shape:
+            found = "none" if self._raw is None else f"one of shape {tuple(self._raw.shape)}"
+            raise ValueError(
+                "the plan needs the output of one guidance branch, of the shape of the latent "
+                f"{tuple(v.shape)}, but there is {found}: run with guidance, as calibrated"
+            )
+        self._raws = [self._keep(self._raw), *self._raws][: self._length]
+        self._raw = None
+
+    def vectors(self, device: torch.device) -> list[Tensor]:
+        """The outputs, then those of one branch, on a device."""
+        kept = [*self._outputs, *self._raws]
+        return kept if self._device is None else [output.to(device) for output in kept]
+
+    def held(self) -> list[Tensor]:
+        """All that is kept."""
+        return [*self._outputs, *self._raws]
+
+    def _keep(self, output: Tensor) -> Tensor:
+        return output if self._device is None else output.to(self._device)
 
 
 class TrajectoryStepper:
@@ -138,33 +154,55 @@ class TrajectoryStepper:
     sigmas = None
     flexible = False  # the coefficients are for the planned outputs, and no other
 
-    def __init__(self, plan: TrajectoryPlan, *, cache_device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        plan: TrajectoryPlan,
+        *,
+        layout: FindLayout = default_layout,
+        cache_device: torch.device | None = None,
+    ) -> None:
         """Turn the plan's coefficients into Python numbers: a step must not read a device."""
+        self._plan, self._find_layout = plan, layout
         self._computed = frozenset(plan.compute_steps)
         self._rows: list[list[float]] = plan.coefficients[:, 0].tolist()
         self.num_steps = plan.num_steps
-        self._device = cache_device
-        self._past: list[Tensor] = []
+        self._history = History(plan.history, branch=plan.branch, device=cache_device)
+        self._combination: GroupCombination | None = None
 
     def computes(self, k: int) -> bool:
         """Whether the network is evaluated on step ``k``."""
         return k in self._computed
 
     def step(self, k: int, x: Tensor, v: Tensor | None, advance: Advance) -> Tensor:
-        """The rectified update ``c x + sum_j a_j v_j`` of step ``k``."""
+        """The rectified update of step ``k``."""
         if v is not None:
-            self._past = [_keep(v, self._device), *self._past][: len(self._rows[k]) - 1]
-        past = self._past
-        if self._device is not None:
-            past = [output.to(x.device) for output in past]
-        return combine(x, past, self._rows[k])
+            self._history.push(k, v)
+        vectors, row = self._history.vectors(x.device), self._rows[k]
+        places = _places(len(self._history.steps), self._plan)
+        if self._plan.groups == ONE_GROUP:
+            return combine(x, vectors, [row[0], *(row[place] for place in places)])
+        if self._combination is None:  # once per run: the coefficients go to the device
+            self._combination = GroupCombination(
+                self._plan.coefficients[..., 1:], self._plan.groups, self._find_layout(x), x
+            )
+        return row[0] * x + self._combination(k, vectors, [place - 1 for place in places])
+
+    def note_branch(self, raw: Tensor) -> None:
+        """Keep it, if the plan has a second history."""
+        self._history.note_branch(raw)
 
     def switch(self) -> None:
         """Keep the history: the coefficients were fitted across the change of networks."""
 
     def held(self) -> Iterable[Tensor]:
         """The history."""
-        return self._past
+        return self._history.held()
+
+
+def _places(length: int, plan: TrajectoryPlan) -> list[int]:
+    """Columns of the coefficients of a history that may not be full yet."""
+    parts = range(2 if plan.branch else 1)
+    return [1 + part * plan.history + j for part in parts for j in range(length)]
 
 
 class RefitStepper:
@@ -174,7 +212,6 @@ class RefitStepper:
     the normal equations of all batches.
 
     Attributes:
-        coefficients: those fitted so far, shape (T, 1, 1 + H), float64.
         distances: root mean square distance of every prompt to its reference latent after the last
             step, shape (P,), float64.
     """
@@ -190,6 +227,7 @@ class RefitStepper:
         nominal: Tensor,
         fit: Fit,
         fitted: Tensor | None = None,
+        layout: FindLayout = default_layout,
         reduce: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """Prepare to fit a compute schedule.
@@ -198,38 +236,60 @@ class RefitStepper:
             latents: the reference latents x_0 ... x_T, each of shape (P, ...).
             compute_steps: the computed steps.
             nominal: the scheduler's first-order update, shape (T, 2).
-            fit: history and ridge.
+            fit: history, ridge, groups.
             fitted: numbers of the prompts that are fitted on; the others run along. None fits on
                 all.
+            layout: finds the layout of the latents, if there are groups.
             reduce: adds up the inner products of several batches of prompts.
         """
+        steps = check_compute_steps(compute_steps, len(nominal))
+        columns = 1 + fit.history * (2 if fit.branch else 1)
+        z = torch.zeros(len(nominal), fit.groups.count, columns, dtype=torch.float64)
+        self._plan = TrajectoryPlan(steps, z, fit.groups, branch=fit.branch)
         self._latents, self._nominal, self._fit, self._fitted = latents, nominal, fit, fitted
-        self._reduce = reduce
-        self._computed = frozenset(check_compute_steps(compute_steps, len(nominal)))
-        self._past: list[Tensor] = []
+        self._reduce, self._find_layout = reduce, layout
+        self._history = History(fit.history, branch=fit.branch)
         self.num_steps = len(nominal)
-        self.coefficients = torch.zeros(len(nominal), 1, 1 + fit.history, dtype=torch.float64)
         self.distances = torch.full((len(latents[0]),), torch.inf, dtype=torch.float64)
+
+    @property
+    def coefficients(self) -> Tensor:
+        """Those fitted so far, shape (T, groups, 1 + H), float64."""
+        return self._plan.coefficients
 
     def computes(self, k: int) -> bool:
         """Whether the network is evaluated on step ``k``."""
-        return k in self._computed
+        return k in self._plan.compute_steps
 
     def step(self, k: int, x: Tensor, v: Tensor | None, advance: Advance) -> Tensor:
         """Fit step ``k`` and take it."""
         if v is not None:
-            self._past = [v, *self._past][: self._fit.history]
-        target = self._latents[k + 1].to(x.device)
+            self._history.push(k, v)
+        target, vectors = self._latents[k + 1].to(x.device), self._history.vectors(x.device)
+        steps, groups = self._history.steps, self._fit.groups
+        prior = torch.zeros(1 + len(vectors), dtype=torch.float64)
+        weights = prior_weights(torch.tensor([steps]), k, order=self._fit.order)[0]
+        prior[0] = self._nominal[k, 0]
+        prior[1 : 1 + len(steps)] = self._nominal[k, 1] * weights
+        layout = Layout() if groups == ONE_GROUP else self._find_layout(x)
         z = fit_step(
             self._chosen(x),
-            [self._chosen(output) for output in self._past],
+            [self._chosen(output) for output in vectors],
             self._chosen(target),
-            nominal=self._nominal[k],
+            prior=prior,
             ridge=self._fit.ridge,
+            groups=groups,
+            layout=layout,
             reduce=self._reduce,
         )
-        self.coefficients[k, 0, : len(z)] = z
-        reached = combine(x, self._past, z.tolist())
+        columns = _places(len(steps), self._plan)
+        self._plan.coefficients[k, :, 0] = prior[0]
+        self._plan.coefficients[k][:, columns] = z[:, 1:]
+        if groups == ONE_GROUP:
+            reached = combine(x, vectors, z[0].tolist())
+        else:
+            combination = GroupCombination(z[None, :, 1:], groups, layout, x)
+            reached = prior[0].item() * x + combination(0, vectors, range(len(vectors)))
         if k + 1 == self.num_steps:
             self.distances = distances(reached, target)
         return reached
@@ -239,195 +299,21 @@ class RefitStepper:
 
     def plan(self) -> TrajectoryPlan:
         """The plan that was fitted."""
-        return TrajectoryPlan(tuple(sorted(self._computed)), self.coefficients.clone())
+        plan = self._plan
+        return TrajectoryPlan(
+            plan.compute_steps, plan.coefficients.clone(), plan.groups, branch=plan.branch
+        )
+
+    def note_branch(self, raw: Tensor) -> None:
+        """Keep it, if there is a second history."""
+        self._history.note_branch(raw)
 
     def switch(self) -> None:
         """Keep the history, as ``TrajectoryStepper`` does."""
 
     def held(self) -> Iterable[Tensor]:
         """The history."""
-        return self._past
-
-
-class PaperStepper:
-    """Algorithm 1: a reused, rectified output in the scheduler's step on the plan's sigmas.
-
-    Example:
-        >>> plan = PaperPlan((0, 2), "velocity", torch.tensor([1.0, 0.5, 0.25, 0.0]).double())
-        >>> stepper = PaperStepper(plan)
-        >>> x = stepper.step(0, torch.tensor([3.0]), torch.tensor([2.0]), lambda v: 3 - v / 2)
-        >>> stepper.step(1, x, None, lambda v: x - v / 4)
-        tensor([1.5000])
-    """
-
-    flexible = True  # every reused step stands alone
-
-    def __init__(self, plan: PaperPlan, *, cache_device: torch.device | None = None) -> None:
-        """Keep the plan."""
-        self.num_steps = plan.num_steps
-        self.sigmas: Tensor | None = plan.sigmas
-        self._computed, self._reuse = frozenset(plan.compute_steps), plan.reuse
-        self._gain, self._bias = plan.gain, plan.bias
-        self._device = cache_device
-        self._cache: Cache | None = None
-
-    def computes(self, k: int) -> bool:
-        """Whether the network is evaluated on step ``k``."""
-        return k in self._computed
-
-    def step(self, k: int, x: Tensor, v: Tensor | None, advance: Advance) -> Tensor:
-        """Take the scheduler's step with the computed or reused output."""
-        if v is None:
-            return advance(self._reused(k, x))
-        cache = Cache.of(_precise(v), x, reuse=self._reuse)
-        self._cache = Cache(cache.kind, _keep(cache.feature, self._device))
-        return advance(v)
-
-    def _reused(self, k: int, x: Tensor) -> Tensor:
-        if self._cache is None:
-            raise ValueError(f"step {k} is to be reused, but no step was computed before it")
-        v = Cache(self._cache.kind, self._cache.feature.to(x.device)).reuse(x)
-        if self._gain is None or self._bias is None:
-            return v
-        if self._gain.device != v.device:  # once per run, not once per step
-            self._gain, self._bias = self._gain.to(v.device), self._bias.to(v.device)
-        return rectify(v, gain=self._gain[k], bias=self._bias[k])
-
-    def switch(self) -> None:
-        """Drop the cache: a feature of one network is not reused for another."""
-        self._cache = None
-
-    def held(self) -> Iterable[Tensor]:
-        """The cached feature."""
-        return [] if self._cache is None else [self._cache.feature]
-
-
-class ThresholdSearch:
-    """Algorithm 2 for one threshold: the network is evaluated on every step, and reuse decided.
-
-    Step k is reused while eq. 12 is below the threshold; the first and the last step are always
-    computed. The run goes on with the reused outputs, not rectified, on the nominal sigmas, so it
-    measures phi of eq. 13 as well.
-
-    Attributes:
-        threshold: lambda.
-        compute_steps: the steps that were computed so far.
-        errors: eq. 12 of every step, shape (T,), float64; 0 on the first and the last.
-        step_scales: phi of every step, shape (T,), float64; 1 on computed steps.
-    """
-
-    sigmas = None
-    flexible = True
-
-    def __init__(self, threshold: float, *, norms: Tensor, reuse: Reuse = "residual") -> None:
-        """Prepare a run.
-
-        Args:
-            threshold: lambda.
-            norms: mean absolute residual (with velocity reuse: output) of the full run on every
-                step, which eq. 12 divides by, shape (T,).
-            reuse: what a reused step returns, and what eq. 12 compares.
-        """
-        self.num_steps = len(norms)
-        self.threshold = threshold
-        self.compute_steps: tuple[int, ...] = ()
-        self.errors = torch.zeros(len(norms), dtype=torch.float64)
-        self.step_scales = torch.ones(len(norms), dtype=torch.float64)
-        self._norms, self._reuse = norms, reuse
-        self._cache: Cache | None = None
-        self._previous = norms
-
-    def computes(self, k: int) -> bool:
-        """True: the network is evaluated on every step."""
-        return True
-
-    def step(self, k: int, x: Tensor, v: Tensor | None, advance: Advance) -> Tensor:
-        """Decide on step ``k`` and take it."""
-        used = v = _computed(k, v)
-        fresh = Cache.of(v, x, reuse=self._reuse)
-        if self._cache is None or not self._is_close(k, self._cache, fresh):
-            self.compute_steps += (k,)
-            self._cache = fresh
-        else:
-            used = self._cache.reuse(x)
-            self.step_scales[k] = step_scale(used, v, previous=self._previous)
-        self._previous = used
-        return advance(used)
-
-    def _is_close(self, k: int, cache: Cache, fresh: Cache) -> bool:
-        if k == self.num_steps - 1:
-            return False
-        distance = (cache.feature - fresh.feature).abs().mean(dtype=torch.float64).cpu()
-        self.errors[k] = safe_ratio(distance, self._norms[k])
-        return self.errors[k].item() < self.threshold
-
-    def switch(self) -> None:
-        """Drop the cache: a feature of one network is not reused for another."""
-        self._cache = None
-
-    def held(self) -> Iterable[Tensor]:
-        """The cached feature."""
-        return [] if self._cache is None else [self._cache.feature]
-
-
-class GainFit:
-    """K and B of eq. 21, fitted in the run that will use them.
-
-    The network is evaluated on every step; a reused step is fitted at the latent to which the
-    rectified steps before it lead.
-    """
-
-    flexible = True
-
-    def __init__(
-        self, plan: PaperPlan, *, mode: RectifyMode = "scalar", channel_dim: int = 1
-    ) -> None:
-        """Prepare a run.
-
-        Args:
-            plan: compute schedule, kind of reuse and sigmas; its gain and bias are not used.
-            mode: what shares one gain and bias. ``"element"`` binds them to the sample's shape and
-                needs many prompts: with one prompt K is 0 everywhere.
-            channel_dim: the dimension of channels in a batch, for mode ``"channel"``.
-        """
-        self.num_steps = plan.num_steps
-        self.sigmas: Tensor | None = plan.sigmas
-        self._plan, self._mode, self._channel_dim = plan, mode, channel_dim
-        self._fits: dict[int, tuple[Tensor, Tensor]] = {}
-        self._cache: Cache | None = None
-
-    def computes(self, k: int) -> bool:
-        """True: the network is evaluated on every step."""
-        return True
-
-    def step(self, k: int, x: Tensor, v: Tensor | None, advance: Advance) -> Tensor:
-        """Fit step ``k``, if it is reused, and take it."""
-        v = _computed(k, v)
-        if self._cache is None or k in self._plan.compute_steps:
-            self._cache = Cache.of(v, x, reuse=self._plan.reuse)
-            return advance(v)
-        reused = self._cache.reuse(x)
-        sums = RectifySums.of(reused, v, mode=self._mode, channel_dim=self._channel_dim)
-        K, B = fit_rectification(sums)
-        self._fits[k] = K.cpu(), B.cpu()
-        return advance(rectify(reused, gain=K, bias=B))
-
-    def plan(self) -> PaperPlan:
-        """The plan with gain and bias, shape (T, ...); 0 and -2, no change, on computed steps."""
-        T, zero = self.num_steps, torch.zeros((), dtype=torch.float64)
-        none = next((torch.zeros_like(K) for K, _ in self._fits.values()), zero)
-        rows = [self._fits.get(k, (none, none - 2)) for k in range(T)]
-        gain, bias = (torch.stack(column) for column in zip(*rows, strict=True))
-        plan = self._plan
-        return PaperPlan(plan.compute_steps, plan.reuse, plan.sigmas, gain, bias)
-
-    def switch(self) -> None:
-        """Drop the cache: a feature of one network is not reused for another."""
-        self._cache = None
-
-    def held(self) -> Iterable[Tensor]:
-        """The cached feature."""
-        return [] if self._cache is None else [self._cache.feature]
+        return self._history.held()
 
 
 def combine(sample: Tensor, outputs: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
@@ -451,44 +337,39 @@ def fit_step(
     outputs: Sequence[Tensor],
     target: Tensor,
     *,
-    nominal: Tensor,
+    prior: Tensor,
     ridge: float,
+    groups: Groups = ONE_GROUP,
+    layout: Layout | None = None,
     reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Coefficients c, a_1 ... a_h that bring ``c x + sum_j a_j v_j`` nearest to ``target``.
 
     Args:
         sample: the latents reached, shape (P, ...).
-        outputs: the computed outputs in the history, newest first.
+        outputs: what is combined with them.
         target: the reference latents of the next step.
-        nominal: the scheduler's first-order update of this step, shape (2,).
-        ridge: pull towards it, as a fraction of the Gram diagonal.
+        prior: the coefficients that the ridge pulls towards, shape (1 + h,); the first is kept.
+        ridge: the pull, as a fraction of the Gram diagonal.
+        groups: parts of the latent that have coefficients of their own.
+        layout: of the latents, if there are groups.
         reduce: adds up the inner products of several batches.
+
+    Returns:
+        The coefficients, shape (groups, 1 + h), float64.
 
     Example:
         >>> x, v = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]])
-        >>> nominal = torch.tensor([1.0, -0.5], dtype=torch.float64)
-        >>> fit_step(x, [v], torch.tensor([[1.0, 1.0]]), nominal=nominal, ridge=0.0)
-        tensor([1.0000, 0.5000], dtype=torch.float64)
+        >>> prior = torch.tensor([1.0, -0.5], dtype=torch.float64)
+        >>> fit_step(x, [v], torch.tensor([[1.0, 1.0]]), prior=prior, ridge=0.0)
+        tensor([[1.0000, 0.5000]], dtype=torch.float64)
     """
     vectors = [sample, *outputs, target]
-    G = sample.numel() * gram_of([vector.flatten() for vector in vectors])
+    if groups == ONE_GROUP:
+        G = sample.numel() * gram_of([vector.flatten() for vector in vectors])[None]
+    else:
+        G = group_products(vectors, groups, layout or Layout()).sum(0)
     if reduce is not None:
         G = reduce(G)
     n = len(vectors) - 1
-    return solve_ridge(G[None, :n, :n], G[None, :n, n], nominal, ridge=ridge)[0]
-
-
-def _precise(tensor: Tensor) -> Tensor:
-    """Half precision as float32, in which schedulers add up their steps."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def _computed(k: int, v: Tensor | None) -> Tensor:
-    if v is None:
-        raise ValueError(f"step {k} was reused, but a calibration run evaluates every step")
-    return _precise(v)
-
-
-def _keep(tensor: Tensor, device: torch.device | None) -> Tensor:
-    return tensor if device is None else tensor.to(device)
+    return solve_ridge(G[:, :n, :n], G[:, :n, n], prior.expand(len(G), -1), ridge=ridge)

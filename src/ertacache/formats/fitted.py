@@ -17,6 +17,7 @@ from ertacache.core.plans import (
     check_compute_steps,
     step_strip,
 )
+from ertacache.formats.profile import check_groups, groups_to_json, take_groups
 from ertacache.formats.schema import (
     MAX_DIMENSIONS,
     MAX_STEPS,
@@ -58,7 +59,7 @@ _COMMON: dict[str, tuple[type, ...]] = {
     "target_psnr": _OPTIONAL,
     "validation": (list,),
 }
-_TRAJECTORY = _COMMON | {"history": (int,)}
+_TRAJECTORY = _COMMON | {"branch": (bool,), "groups": (dict,), "history": (int,)}
 _PAPER = _COMMON | {"gain_shape": (list, type(None)), "reuse": (str,)}
 
 
@@ -259,7 +260,8 @@ class FittedPlan:
         }
         plan = self.plan
         if isinstance(plan, TrajectoryPlan):
-            return record | {"history": plan.history}
+            groups = groups_to_json(plan.groups)
+            return record | {"branch": plan.branch, "groups": groups, "history": plan.history}
         shape = None if plan.gain is None else list(plan.gain.shape[1:])
         return record | {"gain_shape": shape, "reuse": plan.reuse}
 
@@ -269,7 +271,7 @@ class FittedPlan:
         if self.target is not None:
             parts["target"] = self.target
         if isinstance(plan, TrajectoryPlan):
-            parts["coefficients"] = plan.coefficients[:, 0]
+            parts["coefficients"] = plan.coefficients
         else:
             parts["adjusted"] = plan.sigmas
             if plan.gain is not None and plan.bias is not None:
@@ -290,7 +292,8 @@ class FittedPlan:
             shapes["target"] = (T + 1,)
         if method == "trajectory":
             H = check_count(f"{where}.history", record["history"], low=1, high=MAX_HISTORY)  # noqa: N806
-            shapes["coefficients"] = (T, 1 + H)
+            count = take_groups(record["groups"], f"{where}.groups").count
+            shapes["coefficients"] = (T, count, 1 + H * (2 if record["branch"] else 1))
         else:
             shapes["adjusted"] = (T + 1,)
             if record["gain_shape"] is not None:
@@ -312,7 +315,8 @@ class FittedPlan:
         steps = tuple(take_list(record["compute_steps"], int, f"{where}.compute_steps"))
         plan: TrajectoryPlan | PaperPlan
         if record["method"] == "trajectory":
-            plan = TrajectoryPlan(steps, parts["coefficients"][:, None])
+            groups = take_groups(record["groups"], f"{where}.groups")
+            plan = TrajectoryPlan(steps, parts["coefficients"], groups, branch=record["branch"])
         else:
             reuse = cast(Reuse, record["reuse"])
             plan = PaperPlan(steps, reuse, parts["adjusted"], parts.get("gain"), parts.get("bias"))
@@ -343,6 +347,9 @@ def _check_plan(plan: object) -> None:
     check_compute_steps(plan.compute_steps, plan.num_steps)
     if isinstance(plan, TrajectoryPlan):
         check_count("history", plan.history, low=1, high=MAX_HISTORY)
+        check_groups(plan.groups)
+        if not isinstance(plan.branch, bool):
+            raise FormatError(f"branch must be a boolean, got {type(plan.branch).__name__}")
     elif plan.gain is not None:
         _check_gain_shape(list(plan.gain.shape[1:]))
 

@@ -19,7 +19,7 @@ from ertacache.formats.container import Document, open_document, open_regular, p
 from ertacache.formats.files import write_whole
 from ertacache.formats.fingerprint import Fingerprint
 from ertacache.formats.fitted import OWN_ROW, FittedPlan, ValidationRow
-from ertacache.formats.profile import Profile
+from ertacache.formats.profile import Profile, check_groups, groups_to_json, take_groups
 from ertacache.formats.schema import (
     MAX_STEPS,
     FormatError,
@@ -47,7 +47,9 @@ _FIELDS: dict[str, tuple[type, ...]] = {
 _FIT: dict[str, tuple[type, ...]] = {
     "computed_steps": (int,),
     "error_ratio": _NUMBER,
+    "groups": (dict,),
     "history": (int,),
+    "order": (int,),
     "ridge": _NUMBER,
     "sensitivity": _NUMBER,
     "uniform": (bool,),
@@ -282,11 +284,22 @@ class Policy:
             if not isinstance(fit, MeasuredFit):
                 raise FormatError(f"fits must hold MeasuredFit, not {type(fit).__name__}")
             check_count("computed_steps", fit.computed, low=1, high=MAX_STEPS)
-            for name in ("ridge", "sensitivity"):
-                check_number(name, getattr(fit.fit, name), low=0.0)
+            self._check_fit(fit.fit)
         computed = [fit.computed for fit in self.fits]
         if computed != sorted(set(computed)):
             raise FormatError("fits must ascend in their number of computed steps")
+
+    def _check_fit(self, fit: Fit) -> None:
+        check_count("history", fit.history, low=1)
+        check_count("order", fit.order)
+        for name in ("ridge", "sensitivity"):
+            check_number(name, getattr(fit, name), low=0.0)
+        groups = check_groups(fit.groups)
+        finest = None if self.profile is None else self.profile.finest
+        if finest is not None and not groups.consist_of(finest):
+            raise FormatError(f"fits have {groups}, but the profile knows {finest}")
+        if fit.branch:
+            raise FormatError("a measured fit has no second history: only plans have one")
 
     def _check_frontier(self) -> None:
         if not self.frontier:
@@ -307,7 +320,9 @@ def _fit_to_json(found: MeasuredFit) -> dict[str, object]:
     return {
         "computed_steps": found.computed,
         "error_ratio": float(found.error_ratio),
+        "groups": groups_to_json(found.fit.groups),
         "history": found.fit.history,
+        "order": found.fit.order,
         "ridge": float(found.fit.ridge),
         "sensitivity": float(found.fit.sensitivity),
         "uniform": found.uniform,
@@ -316,7 +331,13 @@ def _fit_to_json(found: MeasuredFit) -> dict[str, object]:
 
 def _take_fit(value: object, place: int) -> MeasuredFit:
     record = take_record(value, _FIT, f"fits[{place}]")
-    fit = Fit(record["history"], float(record["ridge"]), float(record["sensitivity"]))
+    fit = Fit(
+        record["history"],
+        float(record["ridge"]),
+        float(record["sensitivity"]),
+        record["order"],
+        take_groups(record["groups"], f"fits[{place}].groups"),
+    )
     return MeasuredFit(
         record["computed_steps"], fit, float(record["error_ratio"]), record["uniform"]
     )

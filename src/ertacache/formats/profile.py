@@ -5,14 +5,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ertacache.core.gram import RunStatistics, Schedule
+from ertacache.core.gram import Gram, RunStatistics, Schedule, resampling_rows, run_rows
+from ertacache.core.groups import (
+    FOLDS,
+    MAX_BANDS,
+    MAX_CHANNELS,
+    Groups,
+    GroupStatistics,
+)
 from ertacache.formats.fingerprint import ConfigScalar, check_scalar
 from ertacache.formats.schema import (
     MAX_STEPS,
@@ -34,15 +43,18 @@ _PREFIX = "profile."  # of its tensors in a file
 _FIELDS: dict[str, tuple[type, ...]] = {
     "begun": (bool,),
     "expert_steps": (list,),
+    "groups": (dict, type(None)),
     "num_steps": (int,),
     "runs": (list,),
 }
 _RUN: dict[str, tuple[type, ...]] = {
     "arguments": (dict,),
     "elements": (int,),
+    "fold": (int,),
     "prompt": (str,),
     "seed": (int,),
 }
+GROUPS: dict[str, tuple[type, ...]] = {"bands": (int,), "channels": (int,)}
 _TRIANGLES = ("inner", "output_l1", "residual_l1")  # symmetric, kept as upper triangles
 
 
@@ -90,20 +102,28 @@ class Profile:
         runs: the P runs, in the order of the statistics, no two the same.
         expert_steps: steps after 0 at which another network of the pipeline takes over; they must
             be computed. Empty for pipelines with one network.
+        folds: fold of every run, 0 to 7; by default they take turns.
+        by_group: inner products by group, added up over the runs of a fold; None if the layout of
+            the latents is not known.
     """
 
     schedule: Schedule
     statistics: RunStatistics
     runs: tuple[ProfiledPrompt, ...]
     expert_steps: tuple[int, ...] = field(default=())
+    folds: tuple[int, ...] = field(default=())
+    by_group: GroupStatistics | None = None
 
     def __post_init__(self) -> None:
         """Check that the parts are valid and belong together."""
         object.__setattr__(self, "runs", tuple(self.runs))
+        folds = tuple(self.folds) or tuple(place % FOLDS for place in range(len(self.runs)))
+        object.__setattr__(self, "folds", folds)
         with raising(PolicyError):
             _check_schedule(self.schedule)
             self._check_runs()
             self._check_statistics()
+            self._check_groups()
             experts = _check_expert_steps(self.expert_steps, self.num_steps)
             object.__setattr__(self, "expert_steps", experts)
 
@@ -122,14 +142,53 @@ class Profile:
         """Number of profiled runs P."""
         return len(self.runs)
 
+    @property
+    def finest(self) -> Groups | None:
+        """The finest groups that it knows; None if none."""
+        return None if self.by_group is None else self.by_group.groups
+
+    def gram(self, groups: Groups, run: Schedule | None = None) -> Gram:
+        """The mean Gram matrices of some groups, of full runs on its own schedule or another.
+
+        Raises:
+            PolicyError: if the profile does not know them.
+        """
+        if self.by_group is None:
+            raise PolicyError(f"the profile has no statistics of {groups}")
+        rows = run_rows(self.schedule)
+        if run is not None and not self.schedule.same_run(run):
+            rows = resampling_rows(self.schedule, run) @ rows
+        return self.by_group.gram(rows, groups)
+
     def select(self, runs: list[ProfiledPrompt]) -> Profile:
-        """The profile of some of its runs."""
+        """The profile of some of its runs; by group, that of the folds which they fill."""
         place = {run: number for number, run in enumerate(self.runs)}
-        statistics = self.statistics.select([place[run] for run in runs])
-        return replace(self, statistics=statistics, runs=tuple(runs))
+        places = [place[run] for run in runs]
+        left_out = {self.folds[k] for k in set(range(self.num_runs)) - set(places)}
+        return replace(
+            self,
+            statistics=self.statistics.select(places),
+            runs=tuple(runs),
+            folds=tuple(self.folds[k] for k in places),
+            by_group=_drop_folds(self.by_group, left_out),
+        )
+
+    def halves(
+        self, runs: Sequence[ProfiledPrompt]
+    ) -> tuple[list[ProfiledPrompt], list[ProfiledPrompt]]:
+        """Some of its runs in two halves, whose folds differ if possible."""
+        fold = dict(zip(self.runs, self.folds, strict=True))
+        rank = {fold: place for place, fold in enumerate(sorted({fold[run] for run in runs}))}
+        turns = [rank[fold[run]] if len(rank) > 1 else place for place, run in enumerate(runs)]
+        first, second = (
+            [run for run, turn in zip(runs, turns, strict=True) if turn % 2 == k] for k in (0, 1)
+        )
+        return first, second
 
     def merge(self, *others: Profile) -> Profile:
         """Return the profile of all runs of this one and ``others``.
+
+        By group, that of the folds which all parts know; none if their groups differ.
 
         Raises:
             PolicyError: if they have other schedules, or share a run.
@@ -149,6 +208,8 @@ class Profile:
             statistics=self.statistics.join(*(other.statistics for other in others)),
             runs=runs,
             expert_steps=tuple({k for part in parts for k in part.expert_steps}),
+            folds=tuple(fold for part in parts for fold in part.folds),
+            by_group=_add_groups(parts),
         )
 
     def to_json(self) -> dict[str, object]:
@@ -158,14 +219,16 @@ class Profile:
             {
                 "arguments": dict(run.arguments),
                 "elements": count,
+                "fold": fold,
                 "prompt": run.prompt,
                 "seed": run.seed,
             }
-            for run, count in zip(self.runs, counts, strict=True)
+            for run, count, fold in zip(self.runs, counts, self.folds, strict=True)
         ]
         return {
             "begun": self.schedule.begun,
             "expert_steps": list(self.expert_steps),
+            "groups": None if self.by_group is None else _statistics_to_json(self.by_group),
             "num_steps": self.num_steps,
             "runs": runs,
         }
@@ -180,6 +243,9 @@ class Profile:
             if entry.name != "elements":
                 packed = entry.name in _TRIANGLES
                 parts[entry.name] = _pack_triangle(value) if packed else value
+        if self.by_group is not None:
+            products = self.by_group.products
+            parts["groups"] = _pack_triangle(products.flatten(0, 1)).view(*products.shape[:2], -1)
         return {_PREFIX + name: value for name, value in parts.items()}
 
     @staticmethod
@@ -196,6 +262,9 @@ class Profile:
             "residual_l1": (P, T * (T + 1) // 2),
             "residual_norm": (P, T),
         }
+        if found["groups"] is not None:
+            count = _take_statistics(found["groups"])[0].count
+            shapes["groups"] = (FOLDS, count, (T + 1) * (T + 2) // 2)
         return {_PREFIX + name: shape for name, shape in shapes.items()}
 
     @classmethod
@@ -216,12 +285,22 @@ class Profile:
         if experts != sorted(set(experts)):
             raise FormatError("profile.expert_steps must ascend")
         runs = [_take_run(run, place) for place, run in enumerate(record["runs"])]
-        elements = torch.tensor([count for _, count in runs], dtype=torch.int64)
+        elements = torch.tensor([count for _, count, _ in runs], dtype=torch.int64)
+        folds = [fold for _, _, fold in runs]
+        by_group = None
+        if record["groups"] is not None:
+            packed = parts.pop("groups")
+            products = _unpack_triangle(packed.flatten(0, 1), T + 1)
+            groups, counts = _take_statistics(record["groups"])
+            products = products.view(*packed.shape[:2], T + 1, T + 1)
+            by_group = GroupStatistics(groups, products, torch.tensor(counts))
         return cls(
             schedule,
             RunStatistics(elements=elements, **parts),
-            tuple(run for run, _ in runs),
+            tuple(run for run, _, _ in runs),
             tuple(experts),
+            tuple(folds),
+            by_group,
         )
 
     def _check_runs(self) -> None:
@@ -232,6 +311,14 @@ class Profile:
         twice = _first_repeated(self.runs)
         if twice is not None:
             raise FormatError(f"{twice.prompt[:60]!r} with seed {twice.seed} is there twice")
+
+    def _check_groups(self) -> None:
+        if len(self.folds) != self.num_runs:
+            raise FormatError(f"{len(self.folds)} folds of {self.num_runs} runs")
+        for fold in self.folds:
+            check_count("fold", fold, high=FOLDS - 1)
+        if self.by_group is not None:
+            _check_statistics_by_group(self.by_group, self.num_steps, self.folds)
 
     def _check_statistics(self) -> None:
         if not isinstance(self.statistics, RunStatistics):
@@ -279,11 +366,93 @@ def _check_run_count(count: int) -> int:
     return count
 
 
-def _take_run(value: object, place: int) -> tuple[ProfiledPrompt, int]:
+def _take_run(value: object, place: int) -> tuple[ProfiledPrompt, int, int]:
     record = take_record(value, _RUN, f"profile.runs[{place}]")
     elements = check_count(f"profile.runs[{place}].elements", record["elements"], low=1)
+    fold = check_count(f"profile.runs[{place}].fold", record["fold"], high=FOLDS - 1)
     arguments = tuple(sorted(record["arguments"].items()))
-    return ProfiledPrompt(record["prompt"], record["seed"], arguments), elements
+    return ProfiledPrompt(record["prompt"], record["seed"], arguments), elements, fold
+
+
+def groups_to_json(groups: Groups) -> dict[str, object]:
+    """The record of groups."""
+    return {"bands": groups.bands, "channels": groups.channels}
+
+
+def check_groups(groups: object, where: str = "groups") -> Groups:
+    """Return the groups if they are such that a file can hold."""
+    if not isinstance(groups, Groups):
+        raise FormatError(f"{where} must be Groups, not {type(groups).__name__}")
+    check_count(f"{where}.channels", groups.channels, low=1, high=MAX_CHANNELS)
+    check_count(f"{where}.bands", groups.bands, low=1, high=MAX_BANDS)
+    return groups
+
+
+def take_groups(value: object, where: str) -> Groups:
+    """The groups of a record, checked."""
+    record = take_record(value, GROUPS, where)
+    channels = check_count(f"{where}.channels", record["channels"], low=1, high=MAX_CHANNELS)
+    return Groups(channels, check_count(f"{where}.bands", record["bands"], low=1, high=MAX_BANDS))
+
+
+def _statistics_to_json(by_group: GroupStatistics) -> dict[str, object]:
+    return groups_to_json(by_group.groups) | {"counts": by_group.counts.tolist()}
+
+
+def _take_statistics(value: object) -> tuple[Groups, list[int]]:
+    """Groups and numbers of runs of every fold."""
+    where = "profile.groups"
+    record = take_record(value, GROUPS | {"counts": (list,)}, where)
+    counts = take_list(record["counts"], int, f"{where}.counts")
+    if len(counts) != FOLDS:
+        raise FormatError(f"{where}.counts must have {FOLDS} entries, got {len(counts)}")
+    for count in counts:
+        check_count(f"{where}.counts", count, high=MAX_PROMPTS)
+    return take_groups({name: record[name] for name in GROUPS}, where), counts
+
+
+def _check_statistics_by_group(by_group: object, num_steps: int, folds: Sequence[int]) -> None:
+    if not isinstance(by_group, GroupStatistics):
+        raise FormatError(f"by_group must be GroupStatistics, not {type(by_group).__name__}")
+    check_groups(by_group.groups)
+    found, _, vectors, _ = by_group.products.shape
+    if (found, vectors) != (FOLDS, num_steps + 1):
+        raise FormatError(
+            f"statistics by group are of {found} folds and {vectors - 1} steps, "
+            f"but the profile has {FOLDS} and {num_steps}"
+        )
+    counts = by_group.counts
+    # A selection of runs keeps the folds that it fills.
+    if bool(((counts != _count_runs(folds)) & (counts != 0)).any()):
+        raise FormatError("statistics by group are of other runs")
+    if not bool(counts.any()):
+        raise FormatError("statistics by group are of no runs")
+    if bool(by_group.products[counts == 0].any()):
+        raise FormatError("statistics by group of a fold without runs must be 0")
+
+
+def _count_runs(folds: Sequence[int]) -> Tensor:
+    """Number of runs of every fold."""
+    return torch.bincount(torch.tensor(folds), minlength=FOLDS)
+
+
+def _add_groups(parts: Sequence[Profile]) -> GroupStatistics | None:
+    """The statistics of all parts; None if one has none, or has others."""
+    known = [part.by_group for part in parts if part.by_group is not None]
+    same = len({each.groups for each in known}) == 1
+    if len(known) < len(parts) or not same:
+        return None
+    total = functools.reduce(operator.add, known)
+    runs = _count_runs([fold for part in parts for fold in part.folds])
+    return _drop_folds(total, set((total.counts != runs).nonzero().flatten().tolist()))
+
+
+def _drop_folds(by_group: GroupStatistics | None, folds: set[int]) -> GroupStatistics | None:
+    """The statistics without some folds; None if nothing is left."""
+    if by_group is None:
+        return None
+    kept = by_group.select([fold for fold in range(FOLDS) if fold not in folds])
+    return kept if bool(kept.counts.any()) else None
 
 
 def _check_expert_steps(value: object, num_steps: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ertacache.core.plans import Target
-from ertacache.core.steppers import Stepper
+from ertacache.core.sampler import Stepper
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
 from ertacache.integration.choose import PlanChooser

@@ -12,7 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from ertacache.core.gram import Schedule, Trajectory
+from ertacache.core.groups import Layout
+from ertacache.integration.branch import branch_output
 from ertacache.integration.identity import current_guidance, find_denoisers
+from ertacache.integration.layout import find_layout
 from ertacache.integration.private_api import Pipeline
 from ertacache.integration.schedulers import (
     SchedulerError,
@@ -35,12 +38,16 @@ class Recording:
         schedule: what the scheduler does in it.
         expert_steps: the steps after 0 at which another network of the pipeline took over.
         guidance: guidance arguments of the call.
+        layout: of the latents; None if it is not known.
+        branch: whether the output of one guidance branch is there in the shape of the latent.
     """
 
     run: Trajectory
     schedule: Schedule
     expert_steps: tuple[int, ...]
     guidance: Mapping[str, tuple[float, ...]]
+    layout: Layout | None
+    branch: bool
 
 
 def record(pipe: Pipeline, **call_kwargs: Any) -> Recording:
@@ -85,13 +92,19 @@ class _Recorder:
         check_deterministic(self._scheduler, num_steps=self.num_steps)
         self._schedule = read_schedule(self._scheduler)
         self._guidance: dict[str, tuple[float, ...]] = {}
+        self._layout: Layout | None = None
+        self._output: Any = None  # of the first call of the present step
+        self._branch = True  # on every step so far
         self._latents: list[Tensor] = []
         self._outputs: list[Tensor] = []
         self._begins: dict[int, int] = {}  # network: first step
 
     def call(self, call: NetworkCall) -> Any:
         self._begins.setdefault(id(call.module), call.step)
-        return call.compute()
+        output = call.compute()
+        if call.index == 0:
+            self._output = output
+        return output
 
     def step(self, call: StepCall) -> Any:
         check_plain(call, self._scheduler)
@@ -100,6 +113,9 @@ class _Recorder:
             self._schedule = read_schedule(self._scheduler, begin=begin)
             self.num_steps = self._schedule.num_steps
             self._guidance = current_guidance(self._pipe)
+            self._layout = find_layout(self._pipe, call.sample)
+        raw = branch_output(self._output, call.sample, calls=call.calls)
+        self._branch, self._output = self._branch and raw is not None, None
         # Copies: what a pipeline does to its latents later must not reach the record.
         self._latents[call.step :] = [call.sample.detach().clone()]
         self._outputs.append(call.model_output.detach().clone())
@@ -123,4 +139,4 @@ class _Recorder:
             )
         run = Trajectory(tuple(self._latents), tuple(self._outputs))
         experts = tuple(sorted({*self._begins.values()} - {0}))
-        return Recording(run, self._schedule, experts, self._guidance)
+        return Recording(run, self._schedule, experts, self._guidance, self._layout, self._branch)

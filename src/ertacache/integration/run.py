@@ -5,7 +5,7 @@ Made fresh for every run by the handle and driven by the tracker; the method is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -13,11 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ertacache.core.steppers import FullStepper, Stepper, combine, make_stepper
+from ertacache.core.groups import ONE_GROUP, Layout
+from ertacache.core.plans import TrajectoryPlan
+from ertacache.core.sampler import Stepper
+from ertacache.core.steppers import FullStepper, combine, make_stepper
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import PolicyError
+from ertacache.integration.branch import branch_output, tensors_of
 from ertacache.integration.choose import PlanChooser
 from ertacache.integration.identity import run_differences, warn_of_differences
+from ertacache.integration.layout import find_layout
 from ertacache.integration.private_api import (
     Pipeline,
     begin_index,
@@ -74,6 +79,7 @@ class PolicyRun:
         self._reshaped = False  # the present step's input has another shape than the cached one
         self._abandoned = False  # the plan is no longer followed
         self._outputs = _OutputCache(setup.cache_device)
+        self._raw: Tensor | None = None  # output of one guidance branch, on the present step
         self._fresh = 0  # calls of the present step that were computed
         self._expected = 0  # calls of the last computed step
         self._computed_steps = self._reused_steps = self._reused_calls = 0
@@ -93,7 +99,14 @@ class PolicyRun:
         if self.plan is None:
             self._stepper = FullStepper(self.num_steps)
         else:
-            self._stepper = make_stepper(self.plan.plan, cache_device=setup.cache_device)
+            self._stepper = make_stepper(
+                self.plan.plan, layout=self._layout, cache_device=setup.cache_device
+            )
+
+    def _layout(self, latents: Tensor) -> Layout:
+        found = find_layout(self._setup.pipe, latents)
+        assert found is not None  # otherwise the plan is not followed
+        return found
 
     def _adjust(self) -> None:
         """Give the run the sigmas of its stepper, if it has its own."""
@@ -158,6 +171,7 @@ class PolicyRun:
     def step(self, call: StepCall) -> Any:
         """Return the update of a step in the scheduler's form."""
         self._check_step(call)
+        self._check_parts(call)
         if not self._reusing:
             self._setup.warnings.watch_output(call.step, call.model_output)
         result = self._take(call)
@@ -189,6 +203,9 @@ class PolicyRun:
             return latent
 
         v = None if self._reusing else call.model_output.detach()
+        if self._raw is not None:
+            self._stepper.note_branch(self._raw)
+            self._raw = None
         latent = self._stepper.step(call.step, x, v, advance)
         if own and own[0][0] is latent:
             return own[0]
@@ -199,6 +216,12 @@ class PolicyRun:
             sample=call.sample,
             return_dict=call.return_dict,
         )
+
+    def _branch(self, call: StepCall) -> Tensor | None:
+        """The raw output of one guidance branch in a computed step."""
+        if not self._outputs.has(0):
+            return None
+        return branch_output(self._outputs.get(0), call.sample, calls=call.calls)
 
     def _check_step(self, call: StepCall) -> None:
         if call.calls == 0:
@@ -235,6 +258,32 @@ class PolicyRun:
         found = run_differences(setup.chooser.policy, setup.pipe, sample=call.sample)
         warn_of_differences([d for d in found if setup.warnings.first(f"difference: {d.field}")])
 
+    def _check_parts(self, call: StepCall) -> None:
+        """Find what the plan of a computed step combines; if it is not there, compute the rest."""
+        if self._reusing or self._abandoned:
+            return
+        own, plan = self._setup.stepper is not None, self._trajectory_plan()
+        if own or (plan is not None and plan.branch):
+            self._raw = self._branch(call)
+        if own or plan is None:
+            return
+        unknown = call.step == 0 and plan.groups != ONE_GROUP
+        if unknown and find_layout(self._setup.pipe, call.sample) is None:
+            self._setup.warnings.warn_of_layout(tuple(call.sample.shape))
+        elif plan.branch and self._raw is None:
+            self._setup.warnings.warn_of_branch(call.step)
+        else:
+            return
+        self._raw = None
+        if call.step == 0:
+            self.plan, self._stepper = None, FullStepper(self.num_steps)
+        else:
+            self._abandon()
+
+    def _trajectory_plan(self) -> TrajectoryPlan | None:
+        plan = None if self.plan is None else self.plan.plan
+        return plan if isinstance(plan, TrajectoryPlan) else None
+
     def _check_later_step(self, call: StepCall) -> None:
         reporter = self._setup.warnings
         held = next(iter(self._stepper.held()), call.sample)
@@ -247,9 +296,9 @@ class PolicyRun:
             reporter.warn_of_calls(call.step, now=call.calls, before=self._expected)
 
     def _abandon(self) -> None:
-        """Compute the rest of the run: what is cached does not fit the latent."""
+        """Compute the rest of the run by the scheduler, as from its first step."""
         self._abandoned, self._reusing = True, False
-        clear_history(self._scheduler)  # nor does what a multistep scheduler remembers
+        clear_history(self._scheduler)  # of another shape, or from before the plan's steps
 
     def end(self, *, failed: bool, restarted: bool) -> None:
         """Release the cache, and put the scheduler's own sigmas back unless it has new ones."""
@@ -307,7 +356,7 @@ class _OutputCache:
         if device is None:
             self._outputs[index] = output
         else:
-            self._origin = next((tensor.device for tensor in _tensors(output)), None)
+            self._origin = next((tensor.device for tensor in tensors_of(output)), None)
             self._outputs[index] = _map(output, lambda tensor: tensor.to(device))
         return output
 
@@ -329,7 +378,7 @@ def _input_shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tor
     latent = next(named, None)
     if latent is None:
         latent = next(iter((*args, *kwargs.values())), None)
-    return tuple(tensor.shape for tensor in _tensors(latent))
+    return tuple(tensor.shape for tensor in tensors_of(latent))
 
 
 def _map(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -352,16 +401,6 @@ def held_bytes(outputs: Iterable[Any]) -> int:
     """
     storages = {
         (tensor.device, tensor.untyped_storage().data_ptr()): tensor.untyped_storage().nbytes()
-        for tensor in _tensors(outputs)
+        for tensor in tensors_of(outputs)
     }
     return sum(storages.values())
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        yield from _tensors(list(output.values()))
-    elif isinstance(output, Iterable) and not isinstance(output, str):
-        for entry in output:
-            yield from _tensors(entry)

@@ -7,6 +7,7 @@ budget is as good as its point on a whole frontier. Evaluates no network and tou
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -15,18 +16,19 @@ from torch import Tensor
 
 from ertacache.core.frontier import (
     PLAIN,
-    ROUNDS,
     Frontier,
     FrontierPoint,
     KnownSchedule,
     MeasuredFit,
+    choose_fits,
     leave_out_errors,
-    map_schedule,
     solve_frontier,
-    spread_schedule,
 )
 from ertacache.core.gram import Gram, Schedule, resample
+from ertacache.core.groups import ONE_GROUP
 from ertacache.core.paper import reuse_distances, sweep_profile
+from ertacache.core.plans import TrajectoryPlan
+from ertacache.core.search import ROUNDS, map_schedule, spread_schedule
 from ertacache.core.simulate import Fit, fit_plans
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy, PolicyError
@@ -41,6 +43,8 @@ __all__ = [
     "profile_frontier",
     "profile_of",
 ]
+
+Steps = tuple[int, ...]
 
 QUICK = 5
 """Rounds of a search that begins with good schedules, so that a run starts in a moment."""
@@ -133,8 +137,19 @@ class PlanSolver:
         found = self._frontier(self._gram(schedule), schedule, budgets, starts, rounds=0)
         return {point.computed: point.predicted_error for point in found.points}
 
+    def order(self, schedule: Schedule, budget: int) -> int:
+        """Order of the polynomial that plans of a budget are pulled towards."""
+        fits = self.fits(schedule)
+        return choose_fits(fits, [budget])[0].fit.order if fits else 0
+
     def _gram(self, schedule: Schedule) -> Gram:
         return resample(self.profile.statistics.gram, self.profile.schedule, schedule)
+
+    def _fit_plan(self, gram: Gram, schedule: Schedule, steps: Steps, fit: Fit) -> TrajectoryPlan:
+        if fit.groups != ONE_GROUP:
+            gram = self.profile.gram(fit.groups, schedule)
+        (plan,) = fit_plans(gram, schedule.nominal, schedules=[steps], fit=fit)
+        return plan
 
     def _point(self, gram: Gram, schedule: Schedule, budget: int) -> FrontierPoint:
         own = self.profile.schedule.same_run(schedule)
@@ -179,6 +194,7 @@ class PlanSolver:
             pinned=self.pinned(schedule),
             starts=starts,
             rounds=rounds,
+            by_group=functools.partial(self.profile.gram, run=schedule),
         )
 
     def fits(self, schedule: Schedule) -> list[MeasuredFit]:
@@ -191,7 +207,7 @@ class PlanSolver:
         own, profiled = self.profile.schedule.sigmas, self.profile.num_steps
         inside = max(1, int((own[:-1] <= schedule.sigmas[0] + 1e-9).sum()))  # of a later start
         factor = inside / profiled * math.sqrt(schedule.num_steps / inside)
-        return [replace(fit, computed=fit.computed * factor) for fit in self.policy.fits]
+        return [replace(fit, computed=fit.computed * factor) for fit in known_fits(self.policy)]
 
     def _better_than_plain(
         self, gram: Gram, schedule: Schedule, point: FrontierPoint
@@ -211,7 +227,7 @@ class PlanSolver:
             error = _error(gram, schedule.nominal, steps, fit)
         if fit == point.fit:
             return point
-        (plan,) = fit_plans(gram, schedule.nominal, schedules=[steps], fit=fit)
+        plan = self._fit_plan(gram, schedule, steps, fit)
         ratio = point.predicted_error / first if first > 0 else 1.0
         return FrontierPoint(plan, fit, error * ratio)
 
@@ -225,8 +241,10 @@ def _fitted(point: FrontierPoint, schedule: Schedule) -> FittedPlan:
     )
 
 
-def _error(gram: Gram, nominal: Tensor, steps: tuple[int, ...], fit: Fit) -> float:
-    return leave_out_errors(gram, nominal, schedules=[steps], fit=fit).item()
+def _error(gram: Gram, nominal: Tensor, steps: Steps, fit: Fit) -> float:
+    """Error as simulated with one group."""
+    one = replace(fit, groups=ONE_GROUP)
+    return leave_out_errors(gram, nominal, schedules=[steps], fit=one).item()
 
 
 def profile_of(policy: Policy) -> Profile:
@@ -234,6 +252,13 @@ def profile_of(policy: Policy) -> Profile:
     if policy.profile is None:
         raise PolicyError("the policy has no profile, so that nothing can be solved from it")
     return policy.profile
+
+
+def known_fits(policy: Policy) -> list[MeasuredFit]:
+    """The measured fits, with one group if the profile does not know the others."""
+    if profile_of(policy).by_group is not None:
+        return list(policy.fits)
+    return [replace(each, fit=replace(each.fit, groups=ONE_GROUP)) for each in policy.fits]
 
 
 def profile_frontier(policy: Policy, *, budgets: Iterable[int] | None = None) -> Frontier:
@@ -247,9 +272,10 @@ def profile_frontier(policy: Policy, *, budgets: Iterable[int] | None = None) ->
         profile.statistics.gram,
         profile.schedule.nominal,
         budgets=budgets,
-        measured=policy.fits,
+        measured=known_fits(policy),
         pinned=profile.expert_steps,
         starts=sorted(set(lambdas.values())),
+        by_group=profile.gram,
     )
 
 

@@ -37,6 +37,15 @@ _NO_EFFECT = (
     "times, but never {method} of pipe.scheduler (that of a copy does not count); call its "
     "set_timesteps before the loop, and its step for every update of the latent"
 )
+_LAYOUT = (
+    "the plan divides the latent into channels and bands, but those of a latent of shape {shape} "
+    "are not known in this pipeline, so every step is computed: calibrate with this pipeline"
+)
+_BRANCH = (
+    "the plan combines the output of one guidance branch, but step {step} has none, so it and all "
+    "that follow are computed: run with guidance from the first step to the last, or calibrate "
+    "with the arguments of this call"
+)
 _SHAPE = (
     "the latent changed its shape from {before} to {now} at step {step}, so the cached outputs do "
     "not fit: the rest of the run is computed; detach the policy for such runs"
@@ -97,6 +106,14 @@ class RunWarnings:
     def warn_of_no_effect(self, method: str, calls: int) -> None:
         """A loop did without a method of the scheduler, so that no step of it was seen."""
         self._warn("no effect", _NO_EFFECT.format(method=method, calls=calls))
+
+    def warn_of_layout(self, shape: tuple[int, ...]) -> None:
+        """The plan has groups, and the layout of the latent is not known."""
+        self._warn("layout", _LAYOUT.format(shape=shape))
+
+    def warn_of_branch(self, step: int) -> None:
+        """The plan has a second history, and the step has no guidance."""
+        self._warn("branch", _BRANCH.format(step=step))
 
     def first(self, kind: str) -> bool:
         """Return whether ``kind`` was not reported before; from now on it was."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ertacache.core.frontier import KnownSchedule, MeasuredFit
 from ertacache.core.gram import RunStatistics, Schedule
+from ertacache.core.groups import FOLDS, Groups, GroupStatistics
 from ertacache.core.plans import PaperPlan, TrajectoryPlan
 from ertacache.core.simulate import Fit
 from ertacache.formats.fingerprint import Fingerprint, hash_config
@@ -25,6 +26,7 @@ from ertacache.formats.policy import Policy
 from ertacache.formats.profile import Profile, ProfiledPrompt
 
 FOLDER = Path(__file__).parent
+GROUPS = Groups(channels=3, bands=2)
 SIGMAS = (1.0, 0.875, 0.625, 0.3, 0.0)
 ROWS = (
     ValidationRow("policy", 3, 46.5, 1.3, 24),
@@ -98,8 +100,22 @@ def statistics(num_steps: int = 4, num_runs: int = 2, *, start: int = 1) -> RunS
     )
 
 
-def make_profile(num_steps: int = 4, num_runs: int = 2, *, first_seed: int = 0) -> Profile:
-    """A profile whose runs alternate between two prompts and two sets of arguments."""
+def group_statistics(
+    folds: Sequence[int], num_steps: int = 4, groups: Groups = GROUPS
+) -> GroupStatistics:
+    """Statistics of runs with these folds; every run of a fold adds the same numbers."""
+    counts = torch.bincount(torch.tensor(folds), minlength=FOLDS)
+    one = symmetric(FOLDS, groups.count, num_steps + 1, num_steps + 1, start=4)
+    return GroupStatistics(groups, counts.double().view(-1, 1, 1, 1) * one, counts)
+
+
+def make_profile(
+    num_steps: int = 4, num_runs: int = 2, *, first_seed: int = 0, groups: Groups | None = GROUPS
+) -> Profile:
+    """A profile whose runs alternate between two prompts and two sets of arguments.
+
+    Run k is in fold k modulo 8.
+    """
     kinds = (
         ("a red apple", (("guidance_scale", 2.5), ("height", 64))),
         ('ein grüner "Apfel" 🍏\n', (("guidance_scale", 3.5), ("style", None), ("tiled", True))),
@@ -109,18 +125,29 @@ def make_profile(num_steps: int = 4, num_runs: int = 2, *, first_seed: int = 0) 
         prompt, arguments = kinds[k % 2]
         runs.append(ProfiledPrompt(prompt, first_seed + k, arguments))
     found = statistics(num_steps, num_runs, start=1 + first_seed)
-    return Profile(schedule(num_steps), found, tuple(runs))
+    folds = tuple(k % FOLDS for k in range(num_runs))
+    by_group = None if groups is None else group_statistics(folds, num_steps, groups)
+    return Profile(schedule(num_steps), found, tuple(runs), (), folds, by_group)
 
 
 def trajectory_plan(compute_steps: tuple[int, ...], coefficients: Tensor) -> TrajectoryPlan:
-    """A plan from the tensor of a file, shape (T, 1 + H)."""
+    """A plan with one group from coefficients of shape (T, 1 + H)."""
     return TrajectoryPlan(compute_steps, coefficients[:, None])
+
+
+def grouped_plan(
+    compute_steps: tuple[int, ...] = (0, 1, 3), groups: Groups = GROUPS, *, history: int = 2
+) -> TrajectoryPlan:
+    """A plan of four steps with groups and a second history."""
+    z = numbers(4, groups.count, 1 + 2 * history, start=-6)
+    z[:, :, 0] = z[:, :1, 0]
+    return TrajectoryPlan(compute_steps, z, groups, branch=True)
 
 
 def measured_plan() -> FittedPlan:
     """A plan with all that a file can say of one."""
     return FittedPlan(
-        trajectory_plan((0, 1, 3), numbers(4, 4, start=-6)),
+        grouped_plan(),
         sigma_schedule(),
         target=schedule().target,
         predicted_error=0.001,
@@ -157,7 +184,7 @@ def golden_policy() -> Policy:
         profile=replace(make_profile(), expert_steps=(3,)),
         plans=(measured_plan(), short_plan()),
         fits=(
-            MeasuredFit(2, Fit(3, 0.1, 1.0), 1.5, uniform=True),
+            MeasuredFit(2, Fit(3, 0.1, 1.0, 2, Groups(bands=2)), 1.5, uniform=True),
             MeasuredFit(3, Fit(4, 1e-3, 0.5), 1.25),
         ),
         frontier=(
