@@ -122,6 +122,19 @@ def test_huge_claims_allocate_nothing(name: str) -> None:
         tracemalloc.stop()
 
 
+def refused_without_allocating(header: dict[str, object], claimed: int) -> None:
+    """A file with this header alone, which claims so many bytes of tensors."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            PolicyError, match=f"the tensors take {claimed} bytes, but the file holds"
+        ):
+            Policy._from_bytes(join(dump(header), b""), "memory")
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_consistent_claims_beyond_the_file_allocate_nothing() -> None:
     """A layout that follows from the document, of tensors that the file does not have."""
     plan = {"plans.0.num_steps": 10_000, "plans.0.gain_shape": [2**20, 2**20]}
@@ -132,13 +145,7 @@ def test_consistent_claims_beyond_the_file_allocate_nothing() -> None:
     for name in sorted(sizes):
         begin, end = end, end + 8 * (10_001 if len(sizes[name]) == 1 else 10_000 * 2**40)
         header[f"plan.0.{name}"] |= {"shape": sizes[name], "data_offsets": [begin, end]}
-    tracemalloc.start()
-    try:
-        with pytest.raises(PolicyError, match=f"the tensors take {end} bytes, but the file holds"):
-            Policy._from_bytes(join(dump(header), b""), "memory")
-        assert tracemalloc.get_traced_memory()[1] < 4 << 20
-    finally:
-        tracemalloc.stop()
+    refused_without_allocating(header, end)
 
 
 def test_consistent_claims_of_groups_beyond_the_file_allocate_nothing() -> None:
@@ -150,13 +157,7 @@ def test_consistent_claims_of_groups_beyond_the_file_allocate_nothing() -> None:
     for name, shape in sorted(Profile.shapes(record).items()):
         begin, end = end, end + 8 * math.prod(shape)
         header[name] |= {"shape": list(shape), "data_offsets": [begin, end]}
-    tracemalloc.start()
-    try:
-        with pytest.raises(PolicyError, match=f"the tensors take {end} bytes, but the file holds"):
-            Policy._from_bytes(join(dump(header), b""), "memory")
-        assert tracemalloc.get_traced_memory()[1] < 4 << 20
-    finally:
-        tracemalloc.stop()
+    refused_without_allocating(header, end)
 
 
 def test_deep_and_wide_headers() -> None:

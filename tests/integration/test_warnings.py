@@ -345,6 +345,7 @@ def test_loops_that_the_policy_has_an_effect_on_or_that_break_off(end: str) -> N
 
 @pytest.mark.filterwarnings("error:the policy had no effect")
 def test_pipelines_that_the_policy_has_an_effect_on(setting: Setting) -> None:
-    with attach(setting.pipe, setting.trajectory_policy()):
-        setting.generate()
-        setting.generate(output_type="pt")
+    with attach(setting.pipe, setting.trajectory_policy()) as handle:
+        for output_type in ("latent", "pt"):
+            setting.generate(output_type=output_type)
+            assert handle.stats.last.reused_steps > 0

@@ -169,7 +169,7 @@ def _announced_imports() -> Iterator[None]:
 
 
 class _Announcer(MetaPathFinder):
-    """Finds no module itself: it is asked first, which is before the import begins."""
+    """Finds no module itself: it comes first, which is before the import begins."""
 
     def __init__(self) -> None:
         self._unseen = {name for name in LARGE if name not in sys.modules}

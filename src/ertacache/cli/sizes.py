@@ -1,7 +1,7 @@
 """Sizes that a pipeline cannot make: below one of its latents, or beyond the memory.
 
 The memory is bounded from below, from the parts that every run has, so that nothing is refused
-which would fit. Also the message that a result has another size than was asked for.
+which would fit. Also the message that a result has another size than requested.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _limit(path: Path) -> int | None:
 
 
 def differing_size(shape: Sequence[int], arguments: Mapping[str, Any]) -> str | None:
-    """How the size of a result differs from what was asked for; None if it does not.
+    """How the size of a result differs from the requested one; None if it does not.
 
     Args:
         shape: of the result, (3, height, width) or (frames, 3, height, width).

@@ -1,7 +1,7 @@
 """Which axes of a pipeline's latents are channels, and what their grid is.
 
 Read off the latents, the networks' configurations and the arguments of the call. A layout that
-cannot be told is unknown; the latent is then one group.
+cannot be found is unknown; the latent is then one group.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _axes(pipe: Pipeline, shape: tuple[int, ...]) -> Layout | None:
 
 
 def _tokens(pipe: Pipeline, shape: tuple[int, ...]) -> Layout | None:
-    """The layout of latents that are flattened to tokens, from the size that was asked for."""
+    """The layout of latents that are flattened to tokens, from the requested size."""
     known, (_, tokens, width) = _known_channels(pipe), shape
     arguments = {name: argument.value for name, argument in call_arguments(pipe).items()}
     height, wide = arguments.get("height"), arguments.get("width")
