@@ -15,7 +15,7 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
-from benchtables import bench_table, read_bench, summary_table
+from benchtables import bench_table, read_bench, same_table, summary_table
 from figuretables import (
     curves_table,
     errormaps_table,
@@ -36,6 +36,7 @@ PAGES = {
     "schedules": "docs/transfer.md",
     "transfer": "docs/transfer.md",
     "fewsteps": "docs/transfer.md",
+    "same": "docs/benchmark.md",
     "bench": "docs/benchmark.md",
     "sensitivity": "docs/figures.md",
     "curves": "docs/figures.md",
@@ -196,6 +197,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "schedules": schedules_table,
     "transfer": transfer_table,
     "fewsteps": fewsteps_table,
+    "same": same_table,
     "bench": bench_table,
     "sensitivity": sensitivity_table,
     "curves": curves_table,
@@ -207,7 +209,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
 
 def rows_of(name: str) -> Any:
     """The rows of a table, as far as they were measured."""
-    if name in ("bench", "summary"):
+    if name in ("bench", "same", "summary"):
         return read_bench()
     return read_rows(RESULTS / f"{SOURCES.get(name, name)}.json")
 
