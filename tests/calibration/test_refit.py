@@ -161,12 +161,13 @@ def test_all_parts_of_a_fit_are_tried(scripted: Callable[..., FittedPlan]) -> No
         (UNIFORM, Fit(ridge=1e-2)),
         (POOR, Fit(ridge=1e-2, history=5)),
         (POOR, Fit(ridge=1e-2, history=3)),
-        (POOR, Fit(ridge=1e-3, groups=FINEST)),
+        (POOR, Fit(ridge=1e-2, groups=Groups(bands=FINEST.bands))),
+        (POOR, Fit(ridge=1e-2, groups=Groups(channels=FINEST.channels))),
         (POOR, Fit(ridge=1e-2, groups=FINEST)),
         (POOR, Fit(ridge=1e-2, branch=True)),
         first,
     ]
-    assert script.fitted == [[0, 2]] * 10 + [None]  # one half, and the best on all
+    assert script.fitted == [[0, 2]] * 11 + [None]  # one half, and the best on all
     assert (found.compute_steps, found.measured_error) == (POOR, pytest.approx(1.0))
     assert found.predicted_error == 1.0  # as solved
 
