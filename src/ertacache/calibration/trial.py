@@ -180,9 +180,18 @@ class Search(Generic[Found]):
         for groups in dict.fromkeys(divisions):
             if groups != undivided:
                 self.challenge(replace(self.fit, groups=groups), MARGIN)
-        weaker = RIDGES[max(0, RIDGES.index(self.fit.ridge) - 1)]
-        if self.fit.groups != undivided and weaker != self.fit.ridge:
-            self.challenge(replace(self.fit, ridge=weaker))
+        if self.fit.groups != undivided:
+            self.challenge(replace(self.fit, ridge=self._weaker()))
+
+    def try_branch(self) -> None:
+        """Add a second history, with the ridge so far and a weaker one."""
+        for ridge in dict.fromkeys((self.fit.ridge, self._weaker())):
+            margin = 1.0 if self.fit.branch else MARGIN
+            self.challenge(replace(self.fit, branch=True, ridge=ridge), margin)
+
+    def _weaker(self) -> float:
+        """The next weaker ridge, if there is one."""
+        return RIDGES[max(0, RIDGES.index(self.fit.ridge) - 1)]
 
 
 @dataclass(frozen=True, eq=False)
