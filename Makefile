@@ -42,6 +42,7 @@ bench: setup
 	$(BIN)/python benchmarks/fidelity.py
 	$(BIN)/python benchmarks/transfer.py
 	$(BIN)/python benchmarks/schedules.py
+	$(BIN)/python benchmarks/groups.py
 	$(BIN)/python benchmarks/fewsteps.py
 	$(BIN)/python benchmarks/sensitivity.py
 	$(BIN)/python benchmarks/curves.py

@@ -56,7 +56,7 @@ def narrowed(policy: Policy, reference: Reference, kind: str) -> tuple[Policy, R
     """A policy and its full runs, as far as a kind of plan may use them."""
     if kind == "one":
         profile = replace(profile_of(policy), by_group=None)
-        return replace(policy, profile=profile), replace(reference, finest=None, branch=False)
+        return replace(policy, profile=profile), replace(reference, layout=None, branch=False)
     return policy, reference if kind == "chosen" else replace(reference, branch=False)
 
 

@@ -24,7 +24,7 @@ from figuretables import (
     sensitivity_table,
 )
 from rows import RESULTS, ROOT, Row, read_rows
-from scheduletables import predictions_table, schedules_table
+from scheduletables import groups_table, predictions_table, schedules_table
 
 from ertacache.formats.files import write_whole
 
@@ -33,6 +33,7 @@ PAGES = {
     "summary": "README.md",
     "fidelity": "docs/fidelity.md",
     "predictions": "docs/fidelity.md",
+    "groups": "docs/fidelity.md",
     "schedules": "docs/transfer.md",
     "transfer": "docs/transfer.md",
     "fewsteps": "docs/transfer.md",
@@ -194,6 +195,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "summary": summary_table,
     "fidelity": fidelity_table,
     "predictions": predictions_table,
+    "groups": groups_table,
     "schedules": schedules_table,
     "transfer": transfer_table,
     "fewsteps": fewsteps_table,
