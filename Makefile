@@ -39,6 +39,7 @@ else
 bench: setup
 	$(BIN)/python benchmarks/flows.py
 	$(BIN)/python benchmarks/frontier.py
+	$(BIN)/python benchmarks/solving.py
 	$(BIN)/python benchmarks/fidelity.py
 	$(BIN)/python benchmarks/transfer.py
 	$(BIN)/python benchmarks/schedules.py
