@@ -24,12 +24,11 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
+from policies import calibrated
 from rows import RESULTS, ModelParser, Row, mean_row, replace_rows, show_progress
 
-from ertacache.calibration.profile import profile_runs
 from ertacache.calibration.refit import refit_budget
 from ertacache.calibration.session import HELDOUT_SEED, Reference, Session, number_runs
-from ertacache.calibration.trial import measure_fits, with_frontier
 from ertacache.calibration.validate import Variant, measure
 from ertacache.core.plans import Target, TrajectoryPlan
 from ertacache.formats.policy import Policy
@@ -57,17 +56,17 @@ def narrowed(policy: Policy, reference: Reference, kind: str) -> tuple[Policy, R
     if kind == "one":
         profile = replace(profile_of(policy), by_group=None)
         return replace(policy, profile=profile), replace(reference, layout=None, branch=False)
-    return policy, reference if kind == "chosen" else replace(reference, branch=False)
+    return policy, replace(reference, branch=False)
 
 
 def policies(name: str, pipe: Any, options: argparse.Namespace) -> dict[str, Policy]:
     """The three policies, each with a refitted plan for every speed-up."""
     session = session_of(name, pipe, options)
     runs = number_runs(load_prompts(name, "calibration")[: options.calibration])
-    known = with_frontier(measure_fits(session, profile_runs(session, runs, keep=runs), runs))
-    reference = session.reference(runs)
-    found = {}
-    for kind in KINDS:
+    chosen = calibrated(session, runs, speedups=SPEEDUPS)
+    known, reference = replace(chosen, plans=()), session.reference(runs)
+    found = {"chosen": chosen}
+    for kind in ("one", "groups"):
         policy, full = narrowed(known, reference, kind)
         for speedup in SPEEDUPS:
             budget = Target(speedup=speedup).budget(full.schedule.num_steps)
