@@ -51,8 +51,11 @@ class Recorder:
         ...     x, denoise = flow.noise(64, seed)[None], recorder.wrap(flow.velocity, seed=seed)
         ...     for k in range(10):
         ...         x = x + (sigmas[k + 1] - sigmas[k]) * denoise(x, sigmas[k])
-        >>> recorder.policy()
+        >>> policy = recorder.policy()
+        >>> policy
         <policy for loop: a profile of 3 runs of 10 steps, 0 plans>
+        >>> ertacache.sample(flow.velocity, flow.noise(64, 9)[None], sigmas, policy, speedup=2).shape
+        torch.Size([1, 64, 2])
     """
 
     def __init__(

@@ -76,9 +76,9 @@ def sample(
 ) -> Tensor:
     """Sample with fewer evaluations of the network, under a policy.
 
-    The policy may come from a ``Recorder``, from ``calibrate`` on a ``Loop``, or from a diffusers
-    pipeline of the same model. Plans are kept with the policy, so that the second run on a sigma
-    schedule starts at once: load a file once, with ``Policy.load``.
+    The policy may come from a ``Recorder``, which has an example, from ``calibrate`` on a ``Loop``,
+    or from a diffusers pipeline of the same model. Plans are kept with the policy, so that the
+    second run on a sigma schedule starts at once: load a file once, with ``Policy.load``.
 
     Args:
         denoise: ``denoise(x, sigma) -> v``; v is the velocity ``(x - x0) / sigma``, which for a
@@ -105,20 +105,6 @@ def sample(
         PolicyError: if the policy cannot be followed: another model, prediction or number of
             channels, or a solver that is not linear.
         ValueError: if sigmas do not descend, or a shape or target is out of range.
-
-    Example:
-        >>> import ertacache
-        >>> from ertacache.core.flows import GaussianRing, shifted_sigmas
-        >>> flow, sigmas = GaussianRing(radius=2.0, width=0.3), shifted_sigmas(20)
-        >>> recorder = ertacache.Recorder(sigmas)
-        >>> for seed in range(4):  # your own loop, in full
-        ...     x, record = flow.noise(64, seed)[None], recorder.wrap(flow.velocity, seed=seed)
-        ...     for k in range(20):
-        ...         x = x + (sigmas[k + 1] - sigmas[k]) * record(x, sigmas[k])
-        >>> policy = recorder.policy()
-        >>> fast = sample(flow.velocity, flow.noise(64, 9)[None], sigmas, policy, speedup=2)
-        >>> fast.shape
-        torch.Size([1, 64, 2])
     """
     target = Target(speedup, compute_steps, min_psnr)
     if not isinstance(policy, Policy):
