@@ -66,6 +66,14 @@ def test_the_code_of_any_code_base_runs() -> None:
     assert names["latents"].shape == names["full"].shape
 
 
+def test_the_code_of_custom_pipelines_runs() -> None:
+    names = run_python("docs/custom-pipelines.md")
+    (plan,) = names["policy"].plans
+    assert plan.measured is not None
+    assert names["handle"].stats.last.reused_steps == 6
+    assert names["image"].shape == (1, 3, 8, 8)
+
+
 def test_examples_are_short() -> None:
     for path in (ROOT / "examples").glob("*.py"):
         assert len(path.read_text().splitlines()) < 60, path.name

@@ -248,6 +248,9 @@ def test_a_call_that_lacks_an_argument(missing: str) -> None:
     pipe = type("Lacking", (Mine,), {"__call__": calls[missing]})()
     with pytest.raises(ValueError, match=rf"Lacking.__call__ takes no {missing}, .*: add this arg"):
         ertacache.calibrate(pipe, PROMPTS)
+    if missing != "num_inference_steps":
+        with pytest.raises(ValueError, match=f"takes no {missing}"):
+            ertacache.profile(pipe, PROMPTS)
 
 
 def test_no_scheduler() -> None:

@@ -94,7 +94,8 @@ def test_guidance_that_ends_early() -> None:
             generate()
         assert handle.stats.last.denoiser_calls == 2 * 3 + 2  # steps 0, 1, 3 and 6, 7
         assert handle.stats.last.computed_steps == len(COMPUTED)
-    pipe, call = build("Lumina 2", cfg_trunc_ratio=1.0)
+    pipe, call = build("Lumina 2")
+    run_of(pipe, call)  # it sets the number of steps
     whole = policy_of(pipe, call)
     with attach(pipe, whole), pytest.warns(UserWarning, match="cfg_trunc_ratio is 0.5") as seen:
         run_of(pipe, call | {"cfg_trunc_ratio": 0.5})()

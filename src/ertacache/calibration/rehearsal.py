@@ -22,7 +22,7 @@ from ertacache.integration.record import NO_STEP, argument_default, takes_argume
 from ertacache.integration.schedulers import SchedulerError, first_step
 from ertacache.integration.tracker import NetworkCall, StepCall, Tracker
 
-__all__ = ["rehearse"]
+__all__ = ["check_call", "rehearse"]
 
 ARGUMENTS = {
     "prompt": "what is to be generated",
@@ -53,8 +53,7 @@ def rehearse(session: Session, run: ProfiledPrompt, *, lockstep: bool) -> int | 
         ValueError: if its call lacks an argument, or its result cannot be compared.
     """
     pipe = session.pipe
-    find_denoisers(pipe)
-    _check_arguments(pipe)
+    check_call(pipe, *ARGUMENTS)
     if type(pipe).__module__.startswith(_KNOWN):
         steps = session.call.get("num_inference_steps") or argument_default(
             pipe, "num_inference_steps"
@@ -67,11 +66,14 @@ def rehearse(session: Session, run: ProfiledPrompt, *, lockstep: bool) -> int | 
     return seen.num_steps
 
 
-def _check_arguments(pipe: Pipeline) -> None:
-    for name, why in ARGUMENTS.items():
+def check_call(pipe: Pipeline, *names: str) -> None:
+    """Raise unless a pipeline has a scheduler and a network, and its call takes some arguments."""
+    find_denoisers(pipe)
+    for name in names:
         if not takes_argument(pipe, name):
             raise ValueError(
-                f"{type(pipe).__name__}.__call__ takes no {name}, {why}: add this argument"
+                f"{type(pipe).__name__}.__call__ takes no {name}, {ARGUMENTS[name]}: add this "
+                "argument"
             )
 
 
