@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ertacache.calibration.refit import refit
     from ertacache.calibration.solve import solve
     from ertacache.formats.policy import Policy, PolicyError
-    from ertacache.integration.attach import attach, detach, summary
+    from ertacache.integration.attach import attach, detach, summary, using
     from ertacache.integration.schedulers import SchedulerError
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "refit",
     "solve",
     "summary",
+    "using",
 ]
 
 __version__ = "0.1.0.dev0"
@@ -43,6 +44,7 @@ _HOMES = {
     "refit": "ertacache.calibration.refit",
     "solve": "ertacache.calibration.solve",
     "summary": "ertacache.integration.attach",
+    "using": "ertacache.integration.attach",
 }
 
 
