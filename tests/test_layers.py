@@ -21,6 +21,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 LAYERS: list[tuple[set[str], set[str]]] = [
     ({"core"}, {"torch"}),
     ({"formats"}, {"torch", "safetensors", "filelock"}),
+    ({"hub"}, {"huggingface_hub", "matplotlib"}),
     ({"metrics"}, {"torch", "PIL", "imageio", "transformers"}),
     ({"models", "integration"}, {"torch", "safetensors", "diffusers", "transformers"}),
     ({"calibration"}, {"torch"}),

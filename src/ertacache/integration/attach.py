@@ -21,6 +21,7 @@ from ertacache.core.plans import Target
 from ertacache.core.sampler import Stepper
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
+from ertacache.hub import open_policy
 from ertacache.integration.choose import PlanChooser
 from ertacache.integration.identity import check_pipeline, find_denoisers
 from ertacache.integration.microbatch import MicroBatch
@@ -63,7 +64,8 @@ def attach(
 
     Args:
         pipe: a diffusers pipeline with a deterministic scheduler.
-        policy: the policy, or the path of its file.
+        policy: the policy, the path of its file, or its place on the hub, such as
+            ``hub:user/repo`` or ``hub:user/repo@revision``.
         speedup: at least this many times fewer computed steps than steps.
         compute_steps: this many computed steps, in place of a speed-up.
         min_psnr: the fewest computed steps with this PSNR to the full run, in dB, measured or
@@ -82,8 +84,7 @@ def attach(
         RuntimeError: if another pipeline or a baseline uses the scheduler or the network.
     """
     target = Target(speedup, compute_steps, min_psnr)
-    if not isinstance(policy, Policy):
-        policy = Policy.load(policy)
+    policy = open_policy(policy)
     device = None if cache_device is None else torch.device(cache_device)
     before = find_handle(pipe)
     if before is not None:
