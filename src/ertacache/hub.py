@@ -68,9 +68,8 @@ def pull(repo: str, *, revision: str | None = None, token: str | None = None) ->
     from huggingface_hub import hf_hub_download
 
     place = f"{PREFIX}{repo}{'' if revision is None else f'@{revision}'}"
-    what = f"load {place!r}"
-    _check_repo(repo, what)
-    with _readable(what, token):
+    with _readable(f"load {place!r}", token):
+        _check_repo(repo)
         wanted: dict[str, Any] = {"revision": revision, "token": token}
         found = hf_hub_download(repo, POLICY, dry_run=True, **wanted)
         size = found.file_size or 0
@@ -111,7 +110,8 @@ def push(
     from huggingface_hub import CommitOperationAdd
 
     if base_model is not None:
-        _check_repo(base_model, f"push to {repo} with the base model {base_model!r}")
+        with _readable(f"push with the base model {base_model!r}", token):
+            _check_repo(base_model)
     api = check_push(repo, token=token)
     plot = draw_frontier(policy)
     card = make_card(policy, repo, plot=plot is not None, base_model=base_model)
@@ -144,14 +144,13 @@ def check_push(repo: str, *, token: str | None = None) -> HfApi:
     """
     from huggingface_hub import HfApi, get_token
 
-    what = f"push to {repo}"
-    _check_repo(repo, what)
-    if find_spec("matplotlib") is None:
-        raise PolicyError(f'cannot {what}: the card has a plot, pip install "ertacache[plots]"')
-    if (token or get_token()) is None:
-        raise PolicyError(f"cannot {what}: there is no token; set HF_TOKEN, or run hf auth login")
-    api = HfApi(token=token, library_name="ertacache")
-    with _readable(what, token):
+    with _readable(f"push to {repo}", token):
+        _check_repo(repo)
+        if find_spec("matplotlib") is None:
+            raise PolicyError('the card has a plot: pip install "ertacache[plots]"')
+        if (token or get_token()) is None:
+            raise PolicyError("there is no token: set HF_TOKEN, or run hf auth login")
+        api = HfApi(token=token, library_name="ertacache")
         account = api.whoami()
         names = [account["name"], *(group["name"] for group in account.get("orgs", ()))]
         owner = repo.partition("/")[0]
@@ -167,20 +166,20 @@ def check_push(repo: str, *, token: str | None = None) -> HfApi:
 
 def _other_card(api: HfApi, repo: str) -> bool:
     """Whether a repository has a card that was not made here."""
-    from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import RemoteEntryNotFoundError, RepositoryNotFoundError
 
     try:
         path = api.hf_hub_download(repo, CARD)
-    except (EntryNotFoundError, RepositoryNotFoundError):
+    except (RemoteEntryNotFoundError, RepositoryNotFoundError):
         return False
     with open(path, encoding="utf-8", errors="replace") as stream:
         return LIBRARY not in stream.read().splitlines()
 
 
-def _check_repo(repo: str, what: str) -> None:
+def _check_repo(repo: str) -> None:
     """Raise unless a repository is named with its owner; the hub's own rules are its matter."""
     if not _NAME.fullmatch(repo):
-        raise PolicyError(f"cannot {what}: {_NOT_A_NAME}")
+        raise PolicyError(_NOT_A_NAME)
 
 
 @contextmanager
@@ -191,14 +190,12 @@ def _readable(what: str, token: str | None) -> Iterator[None]:
     secret = token or get_token()
     if secret and not (secret.isascii() and secret.isprintable() and " " not in secret):
         # The transport would print the header that it cannot send.
-        raise PolicyError(f"cannot {what}: the token has characters that no token has")
+        raise PolicyError("the token has characters that no token has: copy it again")
     try:
         yield
     except Exception as error:  # which errors a transport raises depends on its version
-        reason = _reason(error)
-        if secret:
-            reason = reason.replace(secret, "(token)")
-        raise PolicyError(f"cannot {what}: {reason}") from None
+        message = f"cannot {what}: {_reason(error)}"
+        raise PolicyError(message.replace(secret, "(token)") if secret else message) from None
 
 
 def _reason(error: Exception) -> str:
