@@ -67,6 +67,25 @@ def changes(model: Any, lora: Path) -> list[Change]:
     ]
 
 
+def calibrated(name: str, heldout: list[str], path: Path | None) -> Policy:
+    """The policy of the model as it is; from a file if it is there."""
+    if path is not None and path.exists():
+        return Policy.load(path)
+    policy = calibrate(
+        load_pipeline(name),
+        load_prompts(name, "calibration")[:CALIBRATION],
+        speedup=SPEEDUPS,
+        heldout=heldout,
+        batch_size=BATCH,
+        stage=lambda stage: show_progress(f"{name}, {stage}"),
+        provenance={"model": name},
+        **MODELS[name].call_arguments,
+    )
+    if path is not None:
+        policy.save(path)
+    return policy
+
+
 def full_runs(pipe: Any, call: Mapping[str, Any], prompts: list[str]) -> Tensor:
     """Results of the pipeline as it is."""
     session = Session(pipe, call, batch_size=BATCH)
@@ -110,19 +129,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("lora", type=Path, help="folder of training/lora.py")
     parser.add_argument("--prompts", type=int, default=HELDOUT, help="held-out prompts")
+    parser.add_argument("--policy", type=Path, help="keep the policy, or use the one that is there")
     parser.add_argument("-o", "--output", type=Path, default=RESULTS / "check.json")
     options = parser.parse_args(arguments)
     heldout = load_prompts(MODEL, "heldout")[: options.prompts]
     warnings.simplefilter("ignore")  # of changed conditions: they are what is measured
-    policy = calibrate(
-        load_pipeline(MODEL),
-        load_prompts(MODEL, "calibration")[:CALIBRATION],
-        speedup=SPEEDUPS,
-        heldout=heldout,
-        batch_size=BATCH,
-        stage=lambda stage: show_progress(f"{MODEL}, {stage}"),
-        **MODELS[MODEL].call_arguments,
-    )
+    policy = calibrated(MODEL, heldout, options.policy)
     rows = measure(MODEL, policy, options.lora, heldout)
     replace_rows(options.output, MODEL, rows)
     print(json.dumps(rows, separators=(",", ":")))

@@ -28,7 +28,7 @@ LAYERS: list[tuple[set[str], set[str]]] = [
     ({"baselines"}, {"torch", "diffusers", "cache_dit"}),
     ({"bench"}, {"torch", "diffusers", "safetensors"}),
     ({"report"}, {"torch", "PIL", "matplotlib"}),
-    ({"cli"}, {"torch", "typer", "rich", "PIL", "imageio", "diffusers", "transformers", "torchao"}),
+    ({"cli"}, {"torch", "typer", "rich", "PIL", "imageio", "diffusers", "transformers"}),
 ]
 
 

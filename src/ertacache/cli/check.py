@@ -6,6 +6,7 @@ Exit code 3 means that a plan lost more than 6 dB.
 from __future__ import annotations
 
 import json as formatter
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -117,9 +118,7 @@ def _choose_prompts(model: str, path: Path | None) -> list[str]:
 def _check_files(lora: str | None, output: Path | None) -> None:
     """Raise before any work if a file is of the wrong kind, or cannot be written."""
     if lora is not None and Path(lora).is_file() and Path(lora).suffix != ".safetensors":
-        raise ValueError(
-            f"{lora!r} is not a .safetensors file, and others may run code: convert it"
-        )
+        raise ValueError(f"{lora!r} may run code: convert it to a .safetensors file")
     if output is not None:
         check_name(output, ".json")
         check_folder(output)
@@ -145,12 +144,11 @@ def load_lora(pipe: Any, place: str) -> None:
 
 def quantize(pipe: Any) -> None:
     """Store the weights of a pipeline's networks as int8; activations keep their type."""
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
     from ertacache.integration.identity import find_denoisers
 
+    torchao: Any = import_module("torchao.quantization")  # an extra that is not always there
     for network in find_denoisers(pipe).values():
-        quantize_(network, Int8WeightOnlyConfig())
+        torchao.quantize_(network, torchao.Int8WeightOnlyConfig())
 
 
 def _print(found: Check) -> None:
