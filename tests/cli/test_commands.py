@@ -176,6 +176,7 @@ def test_the_first_line_of_every_command_comes_before_torch_is_imported(
         "solve": f"{policy_file} --speedup 2 -o {tmp_path}/new",
         "calibrate": f"emoji-flux -o {tmp_path}/new",
         "refit": f"{policy_file} -o {tmp_path}/new",
+        "check": f"emoji-flux {policy_file}",
         "generate": f"emoji-flux cat -o {tmp_path}/new",
         "inspect": policy_file,
         "bench": f"emoji-flux -o {tmp_path}/new.json",
