@@ -8,8 +8,8 @@ prompts.
 
 Writes ``results/check.json``. The last line of standard output is the JSON of the rows, compact.
 
-    python -m training.lora lora
-    python benchmarks/check.py lora
+    python -m training.lora checkpoints/lora
+    python benchmarks/check.py checkpoints/lora
 """
 
 from __future__ import annotations

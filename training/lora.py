@@ -3,7 +3,7 @@
 It is what `benchmarks/check.py` changes the model by, not a part of the package. Everything is read
 off the bundled pipeline, so it fits whatever weights are there.
 
-    python -m training.lora lora                     # a minute on one core
+    python -m training.lora checkpoints/lora         # a minute on one core
 """
 
 from __future__ import annotations
