@@ -6,6 +6,7 @@ Exit code 3 means that a plan lost more than 6 dB.
 from __future__ import annotations
 
 import json as formatter
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +31,7 @@ from ertacache.cli.writing import check_folder, check_name
 if TYPE_CHECKING:
     from ertacache.formats.checked import Check
 
-__all__ = ["EXAMPLES", "check", "load_lora", "quantize"]
+__all__ = ["EXAMPLES", "Changes", "check", "load_lora", "quantize"]
 
 EXAMPLES = (
     "ertacache check emoji-flux policy.safetensors",
@@ -41,6 +42,45 @@ EXAMPLES = (
 )
 
 
+@dataclass(frozen=True)
+class Changes:
+    """What is changed in a pipeline before it is checked.
+
+    Attributes:
+        lora: a safetensors file, a folder or a hub id; None loads none.
+        int8: quantise the weights of the network.
+
+    Raises:
+        ValueError: the file of the LoRA is of another kind, or torchao is missing.
+    """
+
+    lora: Annotated[
+        str | None,
+        typer.Option(
+            "--lora", metavar="LORA", help="Load a LoRA first: a .safetensors file or a hub id."
+        ),
+    ] = None
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Quantise the weights of the network to int8 (torchao).")
+    ] = False
+
+    def __post_init__(self) -> None:
+        """Refuse before any work what cannot be loaded."""
+        if self.lora is not None:
+            file = Path(self.lora)
+            if file.is_file() and file.suffix != ".safetensors":
+                raise ValueError(f"{self.lora!r} may run code: convert it to a .safetensors file")
+        if self.int8 and find_spec("torchao") is None:
+            raise ValueError('--int8 needs torchao: pip install "ertacache[quantize]"')
+
+    def apply(self, pipe: Any) -> None:
+        """Change a pipeline in place."""
+        if self.lora is not None:
+            load_lora(pipe, self.lora)
+        if self.int8:
+            quantize(pipe)
+
+
 def check(
     model: Model,
     policy: Annotated[
@@ -48,15 +88,7 @@ def check(
     ],
     *,
     speedup: Speedups = None,
-    lora: Annotated[
-        str | None,
-        typer.Option(
-            "--lora", metavar="LORA", help="Load a LoRA first: a .safetensors file or a hub id."
-        ),
-    ] = None,
-    int8: Annotated[
-        bool, typer.Option("--int8", help="Quantise the weights of the network to int8 (torchao).")
-    ] = False,
+    changes: Changes,
     prompts: PromptsFile = None,
     limit: Annotated[
         int, typer.Option("--limit", metavar="N", min=1, help="Use only the first N prompts.")
@@ -76,28 +108,17 @@ def check(
     Exit code 3 means that it lost more than 6 dB.
     """
     texts = _choose_prompts(model, prompts)[:limit]
-    _check_files(lora, json)
-    if int8 and find_spec("torchao") is None:
-        raise ValueError('--int8 needs torchao: pip install "ertacache[quantize]"')
+    if json is not None:
+        check_name(json, ".json")
+        check_folder(json)
     known = load_policy(policy, {"speedup": TargetOptions(speedup=speedup).speedup})
     pipe, arguments = open_model(model, call, policy=known)
-    if lora is not None:
-        load_lora(pipe, lora)
-    if int8:
-        quantize(pipe)
+    changes.apply(pipe)
     from ertacache.calibration.check import check as measure
 
+    options: dict[str, Any] = {"speedup": speedup, "seed": seed, "batch_size": batch_size}
     with readable_failures(call), Stages() as stage:
-        found = measure(
-            known,
-            pipe,
-            texts,
-            speedup=speedup,
-            seed=seed,
-            batch_size=batch_size,
-            stage=stage,
-            **arguments,
-        )
+        found = measure(known, pipe, texts, stage=stage, **options, **arguments)
     _print(found)
     if json is not None:
         _write(found, json)
@@ -113,15 +134,6 @@ def _choose_prompts(model: str, path: Path | None) -> list[str]:
     if model in MODELS:
         return load_prompts(model, "heldout")
     raise ValueError(f"{model!r} comes with no prompts: give a file with --prompts")
-
-
-def _check_files(lora: str | None, output: Path | None) -> None:
-    """Raise before any work if a file is of the wrong kind, or cannot be written."""
-    if lora is not None and Path(lora).is_file() and Path(lora).suffix != ".safetensors":
-        raise ValueError(f"{lora!r} may run code: convert it to a .safetensors file")
-    if output is not None:
-        check_name(output, ".json")
-        check_folder(output)
 
 
 def load_lora(pipe: Any, place: str) -> None:
