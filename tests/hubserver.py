@@ -208,7 +208,8 @@ class Handler(BaseHTTPRequestHandler):
     def info(self, name: str, revision: str = "main") -> None:
         repo = self.find(name)
         if repo is not None:
-            self.answer(200, {"id": name, "sha": repo.refs.get(revision, revision)})
+            oid = repo.refs.get(revision, revision)
+            self.answer(200, {"id": name, "sha": oid, "private": repo.private})
 
     def resolve(self, name: str, revision: str, path: str) -> None:
         repo = self.find(name)

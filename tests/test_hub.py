@@ -118,6 +118,13 @@ def test_private_repositories(hub: Hub, policy: Policy, tmp_path: Path) -> None:
             pull(REPO, token=token)
 
 
+def test_what_is_public_does_not_become_private_in_silence(hub: Hub, policy: Policy) -> None:
+    push(policy, REPO)
+    with pytest.raises(PolicyError, match="it is public: make it private on its page, or give ano"):
+        push(replace(policy, unit_psnr=20.0), REPO, private=True)
+    assert pull(REPO).unit_psnr == 12.0
+
+
 def test_an_organisation_of_the_account(hub: Hub, policy: Policy) -> None:
     assert push(policy, "lovelace/policy").startswith("hub:lovelace/policy@")
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from io import BytesIO
 from math import inf, log10
-from pathlib import PurePosixPath, PureWindowsPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from ertacache.formats.container import MAX_FILE_BYTES
@@ -77,9 +77,8 @@ def pull(repo: str, *, revision: str | None = None, token: str | None = None) ->
             raise PolicyError(
                 f"its {POLICY} has {size} bytes, more than the limit {MAX_FILE_BYTES}"
             )
-        path = hf_hub_download(repo, POLICY, **wanted)
-    with open(path, "rb") as stream:
-        return Policy._from_bytes(stream.read(), place)
+        data = Path(hf_hub_download(repo, POLICY, **wanted)).read_bytes()
+    return Policy._from_bytes(data, place)
 
 
 def push(
@@ -112,7 +111,7 @@ def push(
     if base_model is not None:
         with _readable(f"push with the base model {base_model!r}", token):
             _check_repo(base_model)
-    api = check_push(repo, token=token)
+    api = check_push(repo, token=token, private=private)
     plot = draw_frontier(policy)
     card = make_card(policy, repo, plot=plot is not None, base_model=base_model)
     files = {POLICY: policy._to_bytes(), CARD: card.encode()} | ({PLOT: plot} if plot else {})
@@ -134,10 +133,11 @@ def push(
     return f"{PREFIX}{repo}@{commit.oid}"
 
 
-def check_push(repo: str, *, token: str | None = None) -> HfApi:
+def check_push(repo: str, *, token: str | None = None, private: bool | None = None) -> HfApi:
     """Raise unless a policy can be pushed; nothing is written. Returns how the hub is reached.
 
-    Checked are the name, the token with the hub, and that no card of something else is there.
+    Checked are the name, the token with the hub, that no card of something else is there, and that
+    what is to be private is not public already.
 
     Raises:
         PolicyError: with what to do.
@@ -156,12 +156,24 @@ def check_push(repo: str, *, token: str | None = None) -> HfApi:
         owner = repo.partition("/")[0]
         if owner.lower() not in [name.lower() for name in names]:
             raise PolicyError(f"the token is of {', '.join(names)}, and not of {owner}")
+        if private and _is_public(api, repo):
+            raise PolicyError("it is public: make it private on its page, or give another name")
         if _other_card(api, repo):
             raise PolicyError(
                 f"it has a {CARD} that is not of a policy and would be overwritten: give the "
                 "policy a repository of its own"
             )
     return api
+
+
+def _is_public(api: HfApi, repo: str) -> bool:
+    """Whether a repository is there for everyone."""
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        return not api.repo_info(repo).private
+    except RepositoryNotFoundError:
+        return False
 
 
 def _other_card(api: HfApi, repo: str) -> bool:

@@ -146,7 +146,7 @@ def _check_push(repo: str | None, private: bool) -> None:
     if repo is not None:
         from ertacache.hub import check_push
 
-        check_push(repo)
+        check_push(repo, private=private)
     elif private:
         raise ValueError("--private is of a new repository: give its name with --push")
 
