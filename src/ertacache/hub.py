@@ -36,6 +36,10 @@ MAX_SPEEDUP = 8.0  # of the plot
 _MARKS = {OWN_ROW: "o", "fewer steps": "s", "plain reuse": "^"}  # rows of the plot
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _NOT_A_NAME = "give a repository as user/repo, of letters, digits, dots, dashes and underscores"
+_CAPTION = f"""![PSNR to the full run against the speed-up]({PLOT})
+
+The line is the prediction for plans that are solved when a run starts. Points were measured; plans
+that were refitted on the network tend to be better than their prediction."""
 _LOG = logging.getLogger("ertacache")
 
 
@@ -241,7 +245,7 @@ def make_card(
         "outputs. The result stays near that of the full run (uncached). One file serves every "
         "speed-up, number of steps and size. Weights and code of the pipeline stay as they are.",
         _measured(policy.plans),
-        f"![PSNR to the full run against the speed-up]({PLOT})" if plot else "",
+        _CAPTION if plot else "",
         _usage(policy, repo, base_model),
         _facts(policy, model),
     ]
@@ -282,26 +286,26 @@ def _measured(plans: Sequence[FittedPlan]) -> str:
 
 def _usage(policy: Policy, repo: str, base_model: str | None) -> str:
     name = policy.fingerprint.pipeline
-    load = f"pipe = ...  # your {_word(name)}"
+    load = f"\npipe = ...  # your {_word(name)}"
     if base_model is not None:
-        load = f'pipe = DiffusionPipeline.from_pretrained("{base_model}")'
+        load = "from diffusers import DiffusionPipeline\n\n"
+        load += f'pipe = DiffusionPipeline.from_pretrained("{base_model}")'
     speedup = f"{policy.plans[0].speedup:.3g}" if policy.plans else "2"
     return f"""## Use it
 
 ```python
 import ertacache
-from diffusers import DiffusionPipeline
-
 {load}
 ertacache.attach(pipe, "{PREFIX}{repo}", speedup={speedup})  # or min_psnr=45
 image = pipe("a red panda").images[0]
 ```
 
-On the command line, where MODEL is the pipeline:
+On the command line, where MODEL is the pipeline. The second command measures whether the policy
+holds for yours:
 
 ```bash
-ertacache generate MODEL "a red panda" --policy {PREFIX}{repo} --speedup {speedup} -o out/
-ertacache check MODEL {PREFIX}{repo} --prompts prompts.txt   # does it hold for your pipeline?
+ertacache generate MODEL "a red panda" --policy {PREFIX}{repo} -o out
+ertacache check MODEL {PREFIX}{repo} --prompts prompts.txt
 ```"""
 
 
@@ -329,7 +333,7 @@ def _facts(policy: Policy, model: str | None) -> str:
     }
     lines = [f"| {name} | {_plain(text)} |" for name, text in rows.items() if text]
     head = ["## What it is for", "", "Another network is refused, other guidance is a warning.", ""]
-    return "\n".join([*head, "| | |", "|---|---|", *lines])
+    return "\n".join([*head, "| | calibrated runs |", "|---|---|", *lines])
 
 
 def _model_name(policy: Policy, base_model: str | None) -> str | None:
@@ -373,8 +377,9 @@ def draw_frontier(policy: Policy) -> bytes | None:
         axis.plot(*zip(*predicted, strict=True), color="C0", label="policy, predicted", zorder=1)
     for place, (method, mark) in enumerate(_MARKS.items()):
         if measured[method]:
-            style = {"marker": mark, "color": f"C{place}", "label": f"{method}, measured"}
-            axis.scatter(*zip(*measured[method], strict=True), **style, zorder=2)
+            style = {"marker": mark, "edgecolors": f"C{place}", "label": f"{method}, measured"}
+            style["facecolors"] = "C0" if method == OWN_ROW else "none"
+            axis.scatter(*zip(*measured[method], strict=True), s=50, **style, zorder=2)
     axis.set_xlabel("times fewer network evaluations")
     axis.set_ylabel("PSNR to the full run [dB]")
     axis.grid(alpha=0.3)
