@@ -64,6 +64,18 @@ def test_nothing_imports_a_later_layer(path: Path) -> None:
             assert known, f"{path} imports {name}"
 
 
+def test_only_methods_of_a_policy_find_later_layers_by_name() -> None:
+    """So that ``policy.check(pipe)`` can be written; nothing else may go round the order."""
+    found = {
+        str(path.relative_to(SOURCE))
+        for path in MODULES
+        if re.search(r"import_module\(f?\"ertacache", path.read_text())
+    }
+    assert found == {"formats/policy.py"}
+    named = re.findall(r"_later\(\"([\w.]+)\"", (SOURCE / "formats" / "policy.py").read_text())
+    assert sorted(named) == ["calibration.check", "hub", "hub"]
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_files_and_functions_are_small(path: Path) -> None:
     text = path.read_text()
