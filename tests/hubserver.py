@@ -164,14 +164,13 @@ class Handler(BaseHTTPRequestHandler):
             return None
         if revision not in repo.refs:
             return self.answer(404, error="RevisionNotFound")
-        files = [
-            {
-                "path": entry["path"],
-                "uploadMode": "regular" if entry["path"].endswith(".md") else "lfs",
-                "shouldIgnore": False,
-            }
-            for entry in json.loads(self.body)["files"]
-        ]
+        known, files = repo.commits[repo.refs[revision]], []
+        for entry in json.loads(self.body)["files"]:
+            mode = "regular" if entry["path"].endswith(".md") else "lfs"
+            found = {"path": entry["path"], "uploadMode": mode, "shouldIgnore": False}
+            if entry["path"] in known:  # so that what has not changed is not sent
+                found["oid"] = _oid(known[entry["path"]], mode)
+            files.append(found)
         return self.answer(200, {"files": files})
 
     def lfs_batch(self, name: str) -> None:
@@ -244,6 +243,13 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         self.close_connection = True
         return None
+
+
+def _oid(data: bytes, mode: str) -> str:
+    """What a file is called: in git by its blob, in LFS by its content."""
+    if mode == "lfs":
+        return sha256(data).hexdigest()
+    return sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 _REPO = r"([\w.-]+/[\w.-]+)"
