@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -38,10 +37,8 @@ def test_every_change_has_its_rows(
     monkeypatch.setattr(module, "MODEL", "flux")
     monkeypatch.setattr(module, "quantize", lambda pipe: None)  # torchao need not be there
     monkeypatch.setattr(module, "COMPARED", 1)
-    monkeypatch.setattr(module, "calibrate", partial(module.calibrate, refit=False))
-    output, policy = tmp_path / "check.json", tmp_path / "policy.safetensors"
-    options = [str(lora), "--prompts", "2", "-o", str(output), "--policy", str(policy)]
-    module.main(options)
+    output = tmp_path / "check.json"
+    module.main([str(lora), "--prompts", "2", "--calibration", "2", "-o", str(output)])
     rows = json.loads(output.read_text())
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == rows
     names = ["nothing", "LoRA", "int8 weights", "bfloat16", "guidance 7"]
@@ -51,7 +48,6 @@ def test_every_change_has_its_rows(
     assert first["change_db"] is None
     assert first["lost_db"] == pytest.approx(0, abs=0.1)  # the validation, repeated
     assert lora_row["change_db"] < 100
-    assert policy.exists()
     table = import_module("tables").check_table(rows)
     assert f"| nothing |  | {first['computed_steps']} of {first['num_steps']} |" in table
     assert "2 held-out prompts." in table
