@@ -113,7 +113,7 @@ def measure(name: str, policy: Policy, lora: Path, prompts: list[str]) -> list[R
 
 
 def _row(name: str, change: Change, found: Mapping[str, Any], moved: float | None) -> Row:
-    facts = ("computed_steps", "num_steps", "prompts", "failed", "recommendation", "source")
+    facts = ("computed_steps", "num_steps", "prompts", "failed", "source")
     row = {"model": name, "change": change.name} | {fact: found[fact] for fact in facts}
     numbers = {key: round(found[key], 2) for key in ("psnr", "expected_psnr", "lost_db")}
     return row | numbers | {"change_db": moved}

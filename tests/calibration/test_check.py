@@ -56,6 +56,7 @@ def test_every_plan_against_the_file(tiny: Any, policy: Policy) -> None:
     assert (second.expected, second.source) == (41.0, "measured")
     assert second.measured.prompts == 2
     assert second.measured.heldout
+    assert second.note == ""
     assert find_handle(tiny) is None
 
 
@@ -150,6 +151,8 @@ def test_bfloat16_and_guidance_are_warned_of(policy: Policy) -> None:
     words = " ".join(str(each.message) for each in caught)
     assert "dtype is 'bfloat16', was 'float32'" in words
     assert "guidance_scale is 9.0" in words
+    note = "those are of float32, and the rounding of bfloat16, which no policy can undo, may"
+    assert found.plans[0].note.startswith(note)
     assert found.plans[0].measured.computed_steps == HALF
 
 

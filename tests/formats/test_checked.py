@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -34,6 +35,13 @@ def test_recommendations(psnr: float, expected: float | None, words: str) -> Non
     failed = expected is not None and expected - psnr > 6
     assert plan.failed == Check((checked(60, 60), plan)).failed == failed
     assert str(Check((plan,))) == f"10 of 30 steps: {plan.recommendation}"
+
+
+def test_a_note_stands_with_a_loss_only() -> None:
+    lost = replace(checked(50.0, 60.0), note="it was rounded")
+    assert lost.recommendation.endswith("below the 60.0 dB in the file; it was rounded")
+    kept = replace(checked(60.0, 60.0), note="it was rounded")
+    assert "rounded" not in kept.recommendation
 
 
 def test_nothing_reused_is_no_success() -> None:

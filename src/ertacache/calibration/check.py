@@ -17,6 +17,7 @@ from ertacache.formats.checked import Check, CheckedPlan
 from ertacache.formats.fitted import OWN_ROW, FittedPlan, ValidationRow
 from ertacache.formats.policy import Policy
 from ertacache.integration.attach import attach
+from ertacache.integration.identity import fingerprint
 from ertacache.integration.private_api import Pipeline
 from ertacache.integration.solve import PlanSolver, predicted_psnr
 
@@ -80,8 +81,20 @@ def check(
             prompts=len(runs),
             heldout=heldout,
         )
-        found.append(CheckedPlan(num_steps, row, *_expected(policy, plan)))
+        found.append(CheckedPlan(num_steps, row, *_expected(policy, plan), _rounding(policy, pipe)))
     return Check(tuple(found))
+
+
+def _rounding(policy: Policy, pipe: Pipeline) -> str:
+    """That another number type may explain a loss; empty if it is the calibrated one."""
+    was = policy.fingerprint
+    now = fingerprint(pipe, latent_shape=was.latent_shape, guidance=was.guidance).dtype
+    if now == was.dtype or now not in ("bfloat16", "float16"):
+        return ""
+    return (
+        f"those are of {was.dtype}, and the rounding of {now}, which no policy can undo, may "
+        "explain the difference"
+    )
 
 
 def _targets(policy: Policy, speedup: float | Sequence[float] | None) -> list[Target]:

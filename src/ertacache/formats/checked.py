@@ -23,6 +23,7 @@ class CheckedPlan:
         expected: PSNR in dB that the file has for the plan; None if it has none.
         source: where that comes from: ``"measured"``, on held-out prompts of the calibration, or
             ``"predicted"``; None if there is none.
+        note: what else may explain a loss; empty if nothing is known.
 
     Example:
         >>> now = ValidationRow("policy", 15, psnr=50.2, speedup=1.9, prompts=8)
@@ -37,6 +38,7 @@ class CheckedPlan:
     measured: ValidationRow
     expected: float | None
     source: str | None
+    note: str = ""
 
     @property
     def lost(self) -> float | None:
@@ -60,14 +62,13 @@ class CheckedPlan:
         if self.expected is None or self.lost is None:
             return f"compare it yourself: {now}, and the file has no PSNR for this run"
         known = f"the {_decibels(self.expected)} in the file"
+        if self.lost <= NOTICED:
+            return f"keep the policy: {now}, as good as {known}"
+        what = "usable, and a refit on this pipeline would help"
         if self.lost > LOST:
-            return f"calibrate again on this pipeline: {now}, {self.lost:.1f} dB below {known}"
-        if self.lost > NOTICED:
-            return (
-                f"usable, and a refit on this pipeline would help: {now}, {self.lost:.1f} dB below "
-                f"{known}"
-            )
-        return f"keep the policy: {now}, as good as {known}"
+            what = "calibrate again on this pipeline"
+        note = f"; {self.note}" if self.note else ""
+        return f"{what}: {now}, {self.lost:.1f} dB below {known}{note}"
 
     def to_json(self) -> dict[str, object]:
         """All numbers, for a JSON file; None where they are infinite."""
