@@ -20,13 +20,13 @@ def checked(psnr: float, expected: float | None, computed: int = 10) -> CheckedP
 @pytest.mark.parametrize(
     ("psnr", "expected", "words"),
     [
-        (60.0, 58.0, "keep the policy: 60.0 dB, as good as the 58.0 dB in the file"),
-        (55.0, 58.0, "keep the policy: 55.0 dB, as good as the 58.0 dB in the file"),
+        (60.0, 58.0, "keep the policy: 60.0 dB, no worse than the 58.0 dB in the file"),
+        (55.0, 58.0, "keep the policy: 55.0 dB, within 3 dB of the 58.0 dB in the file"),
         (54.0, 58.0, "usable, and a refit on this pipeline would help: 54.0 dB, 4.0 dB below"),
         (52.0, 58.0, "usable, and a refit on this pipeline would help: 52.0 dB, 6.0 dB below"),
         (51.9, 58.0, "calibrate again on this pipeline: 51.9 dB, 6.1 dB below the 58.0 dB in"),
         (51.9, None, "compare it yourself: 51.9 dB, and the file has no PSNR for this run"),
-        (math.inf, math.inf, "keep the policy: identical, as good as the identical in the file"),
+        (math.inf, math.inf, "keep the policy: identical, no worse than the identical in the file"),
     ],
 )
 def test_recommendations(psnr: float, expected: float | None, words: str) -> None:

@@ -63,7 +63,8 @@ class CheckedPlan:
             return f"compare it yourself: {now}, and the file has no PSNR for this run"
         known = f"the {_decibels(self.expected)} in the file"
         if self.lost <= NOTICED:
-            return f"keep the policy: {now}, as good as {known}"
+            close = "no worse than" if self.lost <= 0 else f"within {NOTICED:g} dB of"
+            return f"keep the policy: {now}, {close} {known}"
         what = "usable, and a refit on this pipeline would help"
         if self.lost > LOST:
             what = "calibrate again on this pipeline"
