@@ -48,6 +48,10 @@ bench: setup
 	$(BIN)/python benchmarks/sensitivity.py
 	$(BIN)/python benchmarks/curves.py
 	$(BIN)/python benchmarks/errormaps.py
+	$(BIN)/python -m training.lora checkpoints/lora
+	# Not into the environment: where torchao is, every import of diffusers prints warnings.
+	$(BIN)/python -m pip install --quiet --no-deps --target build/torchao --constraint constraints.txt torchao
+	PYTHONPATH=build/torchao $(BIN)/python benchmarks/check.py checkpoints/lora
 	for model in $(MODELS); do $(BIN)/python benchmarks/overhead.py $$model || exit 1; done
 	$(BIN)/python -m training.reference reference
 	$(foreach model,$(MODELS),$(BIN)/ertacache bench $(model) $(REFERENCE_$(model)) --force -o results/bench-$(model).json &&) true

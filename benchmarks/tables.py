@@ -37,6 +37,7 @@ PAGES = {
     "schedules": "docs/transfer.md",
     "transfer": "docs/transfer.md",
     "fewsteps": "docs/transfer.md",
+    "check": "docs/check.md",
     "same": "docs/benchmark.md",
     "bench": "docs/benchmark.md",
     "sensitivity": "docs/figures.md",
@@ -148,6 +149,37 @@ def place(row: Row) -> str:
     return f"{guidance}, {row['height']} x {row['width']}, batch {row['batch_size']}"
 
 
+def check_table(rows: list[Row]) -> str:
+    """One table per model: what a policy lost with every change, and a sentence on the losses."""
+    parts = []
+    for model, group in groupby(rows, key=lambda row: str(row["model"])):
+        found = list(group)
+        lines = [
+            f"### {model}",
+            "",
+            f"{found[0]['prompts']} held-out prompts. {losses(found)}",
+            "",
+            "| changed | change, dB | computed steps | in the file, dB | measured, dB | lost, dB |",
+            "|---|--:|--:|--:|--:|--:|",
+        ]
+        for row in found:
+            moved = "" if row["change_db"] is None else f"{row['change_db']:.1f}"
+            lines.append(
+                f"| {row['change']} | {moved} | {row['computed_steps']} of {row['num_steps']} | "
+                f"{row['expected_psnr']:.1f} | {row['psnr']:.1f} | {row['lost_db']:.1f} |"
+            )
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) or "Not measured yet."
+
+
+def losses(rows: list[Row]) -> str:
+    """With which changes the check fails, in a sentence."""
+    failed = [f"{row['change']} at {row['computed_steps']} steps" for row in rows if row["failed"]]
+    if not failed:
+        return "No change costs more than 6 dB."
+    return f"More than 6 dB are lost with {', '.join(failed)}: there `check` ends with exit code 3."
+
+
 def compatibility_table(rows: list[Row]) -> str:
     """The pipelines that pass every check, then those that are refused, each with its message."""
     green = [row for row in rows if "refused" not in row]
@@ -199,6 +231,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "schedules": schedules_table,
     "transfer": transfer_table,
     "fewsteps": fewsteps_table,
+    "check": check_table,
     "same": same_table,
     "bench": bench_table,
     "sensitivity": sensitivity_table,

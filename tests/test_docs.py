@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
-from ertacache.models import MODELS
+import ertacache
+from ertacache.models import MODELS, load_pipeline
 from tests.core import samplers
+from tests.hubserver import MEMBERS, Hub
+from tests.hubserver import hub as hub  # a fixture
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -77,6 +80,35 @@ def test_the_code_of_custom_pipelines_runs() -> None:
 def test_examples_are_short() -> None:
     for path in (ROOT / "examples").glob("*.py"):
         assert len(path.read_text().splitlines()) < 60, path.name
+
+
+@pytest.fixture
+def policy_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A policy of the bundled model, as the pages name it, in the present folder."""
+    monkeypatch.chdir(tmp_path)
+    call = {"num_inference_steps": 8, "height": 32, "width": 32, "max_sequence_length": 16}
+    known = ertacache.profile(load_pipeline("emoji-flux"), ["a cat", "a dog"], batch_size=2, **call)
+    ertacache.solve(known, speedup=2).save("policy.safetensors")
+    return tmp_path / "policy.safetensors"
+
+
+def test_the_code_of_the_serving_page_runs(policy_file: Path) -> None:
+    names = run_python("docs/serving.md")
+    assert names["handle"].stats.total.computed_steps == 2 + 4 + 8
+
+
+def test_the_code_of_the_page_on_changed_models_runs(policy_file: Path) -> None:
+    (plan,) = run_python("docs/check.md")["found"].plans
+    assert (plan.measured.computed_steps, plan.measured.prompts) == (4, 8)
+
+
+def test_the_code_of_the_hub_page_runs(
+    policy_file: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MEMBERS, "ada", ["ada", "user"])
+    names = run_python("docs/hub.md")
+    assert names["place"] == f"hub:user/repo@{hub.repos['user/repo'].refs['main']}"
+    assert names["policy"]._to_bytes() == policy_file.read_bytes()
 
 
 @pytest.mark.parametrize("page", FLOW_PAGES)

@@ -21,6 +21,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 LAYERS: list[tuple[set[str], set[str]]] = [
     ({"core"}, {"torch"}),
     ({"formats"}, {"torch", "safetensors", "filelock"}),
+    ({"hub"}, {"huggingface_hub", "matplotlib"}),
     ({"metrics"}, {"torch", "PIL", "imageio", "transformers"}),
     ({"models", "integration"}, {"torch", "safetensors", "diffusers", "transformers"}),
     ({"calibration"}, {"torch"}),
@@ -61,6 +62,18 @@ def test_nothing_imports_a_later_layer(path: Path) -> None:
         else:
             known = package in sys.stdlib_module_names or package in LAYERS[layers[0]][1]
             assert known, f"{path} imports {name}"
+
+
+def test_only_methods_of_a_policy_find_later_layers_by_name() -> None:
+    """So that ``policy.check(pipe)`` can be written; nothing else may go round the order."""
+    found = {
+        str(path.relative_to(SOURCE))
+        for path in MODULES
+        if re.search(r"import_module\(f?\"ertacache", path.read_text())
+    }
+    assert found == {"formats/policy.py"}
+    named = re.findall(r"_later\(\"([\w.]+)\"", (SOURCE / "formats" / "policy.py").read_text())
+    assert sorted(named) == ["calibration.check", "hub", "hub"]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ertacache.calibration.refit import refit
     from ertacache.calibration.solve import solve
     from ertacache.formats.policy import Policy, PolicyError
-    from ertacache.integration.attach import attach, detach, summary
+    from ertacache.integration.attach import attach, detach, summary, using
     from ertacache.integration.sample import sample
     from ertacache.integration.schedulers import SchedulerError
 
@@ -32,6 +32,7 @@ __all__ = [
     "sample",
     "solve",
     "summary",
+    "using",
 ]
 
 __version__ = "0.1.0.dev0"
@@ -49,6 +50,7 @@ _HOMES = {
     "sample": "ertacache.integration.sample",
     "solve": "ertacache.calibration.solve",
     "summary": "ertacache.integration.attach",
+    "using": "ertacache.integration.attach",
 }
 
 

@@ -14,6 +14,8 @@ from ertacache.core.plans import PaperPlan
 from ertacache.formats.policy import Policy, ValidationRow
 from ertacache.models import zoo
 from tests.cli.conftest import Refused, Run, T, messages
+from tests.hubserver import TOKEN, Hub
+from tests.hubserver import hub as hub  # a fixture
 
 
 @pytest.fixture
@@ -208,3 +210,69 @@ def test_a_measured_policy_is_overwritten_by_force_only(
     assert path.read_bytes() == calibrated_file.read_bytes()
     assert run("calibrate", "emoji-flux", "--force", "-o", link).exit_code == 0
     assert Policy.load(path).default.measured is None
+
+
+def test_push_uploads_what_was_written(
+    hub: Hub, tmp_path: Path, run: Run, given: dict[str, Any]
+) -> None:
+    path = tmp_path / "q.safetensors"
+    options = ["--push", "ada/policy", "--private"]
+    result = run("calibrate", "emoji-flux", *options, "-o", path)
+    assert result.exit_code == 0, result.output
+    repo = hub.repos["ada/policy"]
+    assert repo.private
+    assert result.stdout.splitlines()[-1] == f"hub:ada/policy@{repo.refs['main']}: uploaded"
+    files = repo.commits[repo.refs["main"]]
+    assert files["policy.safetensors"] == path.read_bytes()
+    assert b"base_model" not in files["README.md"]  # a bundled model is not on the hub
+    assert TOKEN not in result.output + result.stderr
+    assert TOKEN.encode() not in path.read_bytes()
+    assert given
+
+
+def test_a_push_that_fails_loses_nothing(
+    hub: Hub, tmp_path: Path, run: Run, policy_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(*_: object, **__: object) -> Policy:
+        hub.failing = 500  # from now on
+        return Policy.load(policy_file)
+
+    monkeypatch.setattr(calibrate, "calibrate", made)
+    path = tmp_path / "q.safetensors"
+    result = run("calibrate", "emoji-flux", "--push", "ada/policy", "-o", path)
+    assert result.exit_code == 2
+    last = messages(result)[-1]
+    assert last.startswith("error: cannot push to ada/policy: ")
+    assert f'the policy is in {path}: upload it with Policy.load("{path}").push_to_hub' in last
+    assert Policy.load(path).plans
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--push", "policy"], "cannot push to policy: give a repository as user/repo"),
+        (["--push", "bob/policy"], "the token is of ada, lovelace, and not of bob"),
+        (["--push", "ada/model"], "a README.md that is not of a policy"),
+        (["--private"], "--private is of a new repository: give its name with --push"),
+    ],
+)
+def test_a_push_is_checked_before_any_work(
+    options: list[str], words: str, hub: Hub, tmp_path: Path, refused: Refused
+) -> None:
+    hub.add("ada/model", {"README.md": b"# A model"})
+    line = refused("calibrate", "emoji-flux", *options, "-o", tmp_path / "q.safetensors")
+    assert words in line
+    assert list(hub.repos) == ["ada/model"]
+
+
+@pytest.mark.usefixtures("no_model")
+def test_a_push_needs_a_token(
+    hub: Hub, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    line = refused(
+        "calibrate", "emoji-flux", "--push", "ada/policy", "-o", tmp_path / "q.safetensors"
+    )
+    assert line.endswith("there is no token: set HF_TOKEN, or run hf auth login")
+    assert hub.requests == []

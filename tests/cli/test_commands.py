@@ -21,6 +21,8 @@ from ertacache.cli import app
 from ertacache.formats.policy import Policy
 from ertacache.models import zoo
 from tests.cli.conftest import Run, python
+from tests.hubserver import MEMBERS, Hub
+from tests.hubserver import hub as hub  # a fixture
 
 HEAVY = {"torch", "diffusers", "transformers", "matplotlib"}
 GROUP = typer.main.get_command(app)
@@ -31,6 +33,7 @@ COMMANDS = (
     "solve",
     "calibrate",
     "refit",
+    "check",
     "generate",
     "inspect",
     "bench",
@@ -62,16 +65,18 @@ def test_help_has_an_example_and_every_example_parses(name: str, run: Run) -> No
         program, command, *arguments = shlex.split(line)
         assert (program, command) == ("ertacache", name)
         context = GROUP.commands[name].make_context(name, arguments)
-        assert "output" in context.params or "file" in context.params
+        assert context.params.keys() & {"output", "file", "policy"}
 
 
 @pytest.mark.parametrize(
-    "name", ["profile", "merge", "solve", "calibrate", "refit", "generate", "inspect", "bench"]
+    "name",
+    ["profile", "merge", "solve", "calibrate", "refit", "check", "generate", "inspect", "bench"],
 )
 def test_every_example_runs(
     name: str,
     policy_file: Path,
     profile_file: Path,
+    hub: Hub,
     tmp_path: Path,
     run: Run,
     monkeypatch: pytest.MonkeyPatch,
@@ -82,6 +87,9 @@ def test_every_example_runs(
         raise ValueError("as far as this")
 
     monkeypatch.setattr(zoo, "load_pipeline", load)
+    monkeypatch.setattr("ertacache.cli.check.find_spec", lambda name: name)  # all extras are there
+    monkeypatch.setitem(MEMBERS, "ada", ["ada", "user"])
+    hub.add("user/repo", {"policy.safetensors": policy_file.read_bytes()})
     monkeypatch.chdir(tmp_path)
     shutil.copy(policy_file, "policy.safetensors")
     shutil.copy(profile_file, "profile.safetensors")
@@ -126,6 +134,9 @@ def test_bad_options_load_nothing_heavy(tmp_path: Path) -> None:
         "bench emoji-flux -o b.json --methods magic",
         "bench emoji-flux -o b.json --budgets nan",
         "bench emoji-flux -o b.json --heldout absent.txt",
+        "check emoji-flux p.safetensors --speedup nan",
+        "check emoji-flux p.safetensors --json check.txt",
+        "check ./absent p.safetensors",
         "generate emoji-flux cat -o a.png --seeds x",
         "generate emoji-flux cat -o a.png --fps 0",
         "generate emoji-flux cat -o a.png --compare",
@@ -165,6 +176,7 @@ def test_the_first_line_of_every_command_comes_before_torch_is_imported(
         "solve": f"{policy_file} --speedup 2 -o {tmp_path}/new",
         "calibrate": f"emoji-flux -o {tmp_path}/new",
         "refit": f"{policy_file} -o {tmp_path}/new",
+        "check": f"emoji-flux {policy_file}",
         "generate": f"emoji-flux cat -o {tmp_path}/new",
         "inspect": policy_file,
         "bench": f"emoji-flux -o {tmp_path}/new.json",

@@ -15,6 +15,8 @@ from diffusers import UniPCMultistepScheduler
 from ertacache.formats.policy import PolicyError
 from ertacache.integration.attach import attach, detach, find_handle, summary
 from ertacache.integration.record import record
+from tests.hubserver import Hub
+from tests.hubserver import hub as hub  # a fixture
 from tests.integration.setting import COMPUTED, METHODS, STEPS, Setting, count_calls, watch_steps
 from tests.integration.tiny import CASES, call_arguments
 
@@ -29,6 +31,15 @@ def test_policy_from_a_file(flux: Setting, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(PolicyError, match="cannot load"):
         attach(flux.pipe, path)
+
+
+def test_policy_from_the_hub(flux: Setting, hub: Hub) -> None:
+    commit = hub.add("ada/policy", {"policy.safetensors": flux.trajectory_policy()._to_bytes()})
+    for place in ("hub:ada/policy", f"hub:ada/policy@{commit}"):
+        with attach(flux.pipe, place):
+            assert torch.equal(flux.generate(), flux.attached)
+    with pytest.raises(PolicyError, match="cannot load 'hub:ada/absent': there is no such repo"):
+        attach(flux.pipe, "hub:ada/absent")
 
 
 @pytest.mark.parametrize("target", [{}, {"speedup": 2.0}, {"compute_steps": 3}, {"min_psnr": 30.0}])

@@ -33,6 +33,7 @@ from ertacache.core.simulate import Fit
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import Profile, ProfiledPrompt
+from ertacache.hub import open_policy
 from ertacache.integration.identity import check_pipeline
 from ertacache.integration.private_api import Pipeline
 from ertacache.integration.solve import PlanSolver, profile_of
@@ -63,7 +64,7 @@ def refit(
 
     Args:
         pipe: the pipeline, nothing attached.
-        policy: a policy with a profile, or the path of its file.
+        policy: a policy with a profile, the path of its file, or ``hub:user/repo``.
         speedup: at least this many times fewer computed steps than steps; by default that of the
             policy's first plan.
         compute_steps: this many computed steps, in place of a speed-up.
@@ -77,8 +78,7 @@ def refit(
     Returns:
         The policy with one plan more; one for the same runs and budget is replaced.
     """
-    if not isinstance(policy, Policy):
-        policy = Policy.load(policy)
+    policy = open_policy(policy)
     profile = profile_of(policy)
     target = Target(speedup, compute_steps)
     if target == Target():

@@ -22,6 +22,7 @@ from ertacache.core.gram import Schedule
 from ertacache.core.groups import FOLDS, Groups, Layout, finest_groups
 from ertacache.core.plans import Target
 from ertacache.core.sampler import Stepper
+from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy, PolicyError
 from ertacache.formats.profile import ProfiledPrompt
 from ertacache.integration.attach import Handle
@@ -175,11 +176,13 @@ class Generated:
         results: images or videos with values from 0 to 1, shape (P, ...), on the CPU.
         seconds: of the whole call.
         stats: what was computed and reused; None without a policy.
+        plan: the plan that was followed; None without a policy, and if all steps were computed.
     """
 
     results: Tensor
     seconds: float
     stats: RunStats | None
+    plan: FittedPlan | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -329,7 +332,8 @@ class Session:
         stats = None if handle is None else handle.stats.last
         computed = len(self.pipe.scheduler.timesteps) if stats is None else stats.computed_steps
         self.evaluations.add(phase, computed * len(runs))
-        return Generated(results_of(result), seconds, stats)
+        plan = None if handle is None else handle.plan
+        return Generated(results_of(result), seconds, stats, plan)
 
     def _chooser(self, policy: Policy, target: Target) -> PlanChooser:
         """What chooses the plans of a policy; kept, so that each is solved once."""

@@ -63,6 +63,7 @@ class Variant:
         target: of the policy; None takes its first plan.
         seconds: time of every batch.
         decibels: PSNR of every prompt to the full run.
+        plan: the plan that the policy followed; None without one.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Variant:
     target: Target | None = None
     seconds: list[float] = field(default_factory=list)
     decibels: list[float] = field(default_factory=list)
+    plan: FittedPlan | None = None
 
 
 def plain_reuse(plan: FittedPlan) -> FittedPlan:
@@ -207,6 +209,7 @@ def measure(
                     batch, variant.policy, target=variant.target, num_inference_steps=steps
                 )
             full = made.results if full is None else full
+            variant.plan = made.plan
             variant.seconds.append(made.seconds)
             variant.decibels += psnr(made.results, full).clamp_max(IDENTICAL).tolist()
             if observe is not None:

@@ -18,6 +18,7 @@ import ertacache
 from ertacache.cli import (
     bench,
     calibrate,
+    check,
     demo,
     generate,
     inspect,
@@ -47,6 +48,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
     "solve": (solve.solve, solve.EXAMPLES),
     "calibrate": (calibrate.calibrate, calibrate.EXAMPLES),
     "refit": (refit.refit, refit.EXAMPLES),
+    "check": (check.check, check.EXAMPLES),
     "generate": (generate.generate, generate.EXAMPLES),
     "inspect": (inspect.inspect, inspect.EXAMPLES),
     "bench": (bench.bench, bench.EXAMPLES),

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import ertacache
-from ertacache.cli.console import Stages
+from ertacache.cli.console import Stages, print_line
 from ertacache.cli.group import command_line
 from ertacache.cli.loading import (
     check_continued,
@@ -41,6 +41,7 @@ EXAMPLES = (
     "--compute-steps 20 -o policy.safetensors --profile profile.safetensors",
     "ertacache calibrate emoji-flux --min-psnr 45 -o policy.safetensors",
     "ertacache calibrate emoji-flux --arg true_cfg_scale=[2,4,6] -o policy.safetensors",
+    "ertacache calibrate emoji-flux -o policy.safetensors --push user/repo",
     "ertacache calibrate emoji-flux --limit 8 --method paper --speedup 2 -o paper.safetensors",
 )
 
@@ -72,6 +73,18 @@ Refit = Annotated[
         help="Refit in closed loop; the paper's method: calibrate on the network.",
     ),
 ]
+Push = Annotated[
+    str | None,
+    typer.Option(
+        "--push",
+        metavar="USER/REPO",
+        help="Also upload the policy to the hub, with a model card; the token is that of HF_TOKEN "
+        "or hf auth login.",
+    ),
+]
+Private = Annotated[
+    bool, typer.Option("--private", help="Make a new repository of --push a private one.")
+]
 RefitPrompts = Annotated[
     int,
     typer.Option(
@@ -94,6 +107,8 @@ def calibrate(
     heldout: Heldout = None,
     validate: Validate = True,
     profile: ProfileFile = None,
+    push: Push = None,
+    private: Private = False,
     force: Force = False,
     prompts: PromptOptions,
     call: CallOptions,
@@ -106,6 +121,7 @@ def calibrate(
     no plan is recommended, or --min-psnr is missed.
     """
     texts = choose_prompts(model, prompts.prompts, limit=prompts.limit)
+    _check_push(push, private)
     validated = _heldout(heldout, validate=validate)
     written = _open_files(context, output, profile, force=force)
     pipe, arguments = open_model(model, call)
@@ -127,7 +143,34 @@ def calibrate(
         )
     save_policy(policy, written, context=context, model=model)
     evaluations = policy.provenance.get("network calls")
-    raise typer.Exit(print_verdicts(policy.plans, output, evaluations=evaluations))
+    code = print_verdicts(policy.plans, output, evaluations=evaluations)
+    if push is not None:
+        _push(output, push, model, private=private or None)
+    raise typer.Exit(code)
+
+
+def _check_push(repo: str | None, private: bool) -> None:
+    """Raise before any work if the policy could not be uploaded."""
+    if repo is not None:
+        from ertacache.hub import check_push
+
+        check_push(repo, private=private)
+    elif private:
+        raise ValueError("--private is of a new repository: give its name with --push")
+
+
+def _push(path: Path, repo: str, model: str, *, private: bool | None) -> None:
+    """Upload the policy that was written; if that fails, it is still there."""
+    from ertacache.formats.policy import Policy, PolicyError
+    from ertacache.models.zoo import is_hub_id
+
+    base = model if is_hub_id(model) else None
+    try:
+        place = Policy.load(path).push_to_hub(repo, private=private, base_model=base)
+    except PolicyError as cause:
+        again = f'Policy.load("{path}").push_to_hub("{repo}")'
+        raise ValueError(f"{cause}; the policy is in {path}: upload it with {again}") from cause
+    print_line(f"{place}: uploaded")
 
 
 def _heldout(path: Path | None, *, validate: bool) -> list[str] | None:

@@ -112,7 +112,8 @@ def generate(
         list[str] | None, typer.Argument(metavar="PROMPT", help="What to generate.")
     ] = None,
     policy: Annotated[
-        Path | None, typer.Option("--policy", metavar="FILE", help="The policy to attach.")
+        Path | None,
+        typer.Option("--policy", metavar="FILE", help="The policy to attach, or hub:user/repo."),
     ] = None,
     target: RunTarget,
     prompts: PromptsFile = None,
@@ -171,7 +172,7 @@ def _parse_seeds(text: str) -> list[int]:
 def _attached(path: Path | None, target: RunTarget, *, compare: bool) -> Policy | None:
     """The policy to attach; raise if there is none and an option needs it."""
     if path is not None:
-        return load_policy(path, target)
+        return load_policy(path, target.given())
     options = [*given_options(target.given()), *(["--compare"] if compare else [])]
     if options:
         raise ValueError(f"{options[0]} needs a --policy")

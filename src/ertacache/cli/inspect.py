@@ -32,20 +32,21 @@ EXAMPLES = (
     "ertacache inspect policy.safetensors",
     "ertacache inspect policy.safetensors --coefficients",
     "ertacache inspect profile.safetensors",
+    "ertacache inspect hub:user/repo",
 )
 HASH_DIGITS = 12
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A policy, with or without plans.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A policy file, or hub:user/repo.")],
     coefficients: Annotated[
         bool, typer.Option("--coefficients", help="Also print the coefficients of every step.")
     ] = False,
 ) -> None:
     """Show what is in a policy: its profile, its plans, and the frontier of all speed-ups."""
-    from ertacache.formats.policy import Policy
+    from ertacache.hub import open_policy
 
-    policy = Policy.load(file)
+    policy = open_policy(file)
     if coefficients and not policy.plans:
         raise ValueError(f"{str(file)!r} holds no plan, and only a plan has coefficients")
     print_fact("policy", file)

@@ -6,13 +6,13 @@ Whatever is wrong with them is reported here as a ``ValueError``, before any wor
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ertacache.cli.console import Stages
-from ertacache.cli.options import CallOptions, RunBudget, RunTarget, given_options
+from ertacache.cli.options import CallOptions, given_options
 from ertacache.cli.sizes import check_size
 
 if TYPE_CHECKING:
@@ -95,16 +95,20 @@ def check_continued(path: Path | None, pipe: Any, arguments: dict[str, Any]) -> 
         raise ValueError(f"{str(path)!r}: {cause}") from cause
 
 
-def load_policy(path: Path, target: RunTarget | RunBudget) -> Policy:
-    """A policy; raise if it holds no plan, and no target to solve one for is given."""
-    from ertacache.formats.policy import Policy
+def load_policy(path: Path, targets: Mapping[str, Any]) -> Policy:
+    """A policy of a file or the hub; raise if it has no plan, and there is no target for one.
 
-    policy, targets = Policy.load(path), target.given()
+    Args:
+        path: the file, or ``hub:user/repo``.
+        targets: those of the command, None where one was not given.
+    """
+    from ertacache.hub import open_policy
+
+    policy = open_policy(path)
     if not policy.plans and not given_options(targets):
         *others, last = given_options(dict.fromkeys(targets, True))
-        raise ValueError(
-            f"{str(path)!r} is a profile and holds no plan: give {', '.join(others)} or {last}"
-        )
+        options = f"{', '.join(others)} or {last}" if others else last
+        raise ValueError(f"{str(path)!r} is a profile and holds no plan: give {options}")
     return policy
 
 

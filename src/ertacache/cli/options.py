@@ -27,6 +27,7 @@ __all__ = [
     "RunBudget",
     "RunTarget",
     "Seed",
+    "Speedups",
     "Steps",
     "TargetOptions",
     "expand_bundles",

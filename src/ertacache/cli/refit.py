@@ -63,7 +63,7 @@ def refit(
     """
     from ertacache.integration.solve import profile_of
 
-    known = load_policy(policy, budget)
+    known = load_policy(policy, budget.given())
     written = open_output(context, policy if output is None else output, force=force)
     if output is None and written.old is not None:
         known = written.old  # another process may have written it before the lock was taken

@@ -1,20 +1,24 @@
 """The policy file: one profile, how plans are fitted to it, and the plans that were refitted.
 
 One file serves every number of steps, size, scheduler and speed-up. A file without plans is a
-profile. Knows no pipeline and solves nothing. The file is specified in ``docs/formats.md``.
+profile. Knows no pipeline and solves nothing: what later layers do with a policy, its methods find
+by name when they are called. The file is specified in ``docs/formats.md``.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from importlib import import_module
 from io import BytesIO
+from typing import Any
 
 from ertacache.core.frontier import KnownSchedule, MeasuredFit
 from ertacache.core.gram import Schedule
 from ertacache.core.plans import check_compute_steps
 from ertacache.core.simulate import Fit
+from ertacache.formats.checked import Check
 from ertacache.formats.container import Document, open_document, open_regular, pack
 from ertacache.formats.files import write_whole
 from ertacache.formats.fingerprint import Fingerprint
@@ -224,6 +228,51 @@ class Policy:
         ):
             return cls._from_document(open_document(stream, size))
 
+    def push_to_hub(
+        self,
+        repo: str,
+        *,
+        private: bool | None = None,
+        revision: str | None = None,
+        token: str | None = None,
+        base_model: str | None = None,
+    ) -> str:
+        """Upload the policy with a model card; see ``ertacache.hub.push``.
+
+        Returns:
+            What was written, as ``attach`` takes it: ``hub:user/repo@commit``.
+        """
+        options = {
+            "private": private,
+            "revision": revision,
+            "token": token,
+            "base_model": base_model,
+        }
+        return str(_later("hub", "push")(self, repo, **options))
+
+    @classmethod
+    def from_pretrained(
+        cls, repo: str, *, revision: str | None = None, token: str | None = None
+    ) -> Policy:
+        """Download a policy from the hub; see ``ertacache.hub.pull``."""
+        policy: Policy = _later("hub", "pull")(repo, revision=revision, token=token)
+        return policy
+
+    def check(
+        self,
+        pipe: Any,
+        prompts: Sequence[str],
+        *,
+        speedup: float | Sequence[float] | None = None,
+        seed: int = 0,
+        batch_size: int = 1,
+        **call: Any,
+    ) -> Check:
+        """Measure what the policy lost on a pipeline; see ``ertacache.calibration.check``."""
+        options = {"speedup": speedup, "seed": seed, "batch_size": batch_size}
+        found: Check = _later("calibration.check", "check")(self, pipe, prompts, **options, **call)
+        return found
+
     @classmethod
     def _from_bytes(cls, data: bytes, where: str) -> Policy:
         with raising(PolicyError, f"cannot load {where!r}: "):
@@ -314,6 +363,11 @@ class Policy:
         sizes = [len(known.compute_steps) for known in self.frontier]
         if sizes != sorted(set(sizes)):
             raise FormatError("the frontier must ascend in its number of computed steps")
+
+
+def _later(module: str, name: str) -> Any:
+    """A function of a later layer: a policy offers it, and does not depend on it."""
+    return getattr(import_module(f"ertacache.{module}"), name)
 
 
 def _fit_to_json(found: MeasuredFit) -> dict[str, object]:

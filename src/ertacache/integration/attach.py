@@ -1,4 +1,4 @@
-"""Attach a policy to a pipeline, and let it go again: ``attach``, ``detach``, ``summary``.
+"""Attach a policy to a pipeline, use it, and let it go: ``attach``, ``using``, ``detach``.
 
 On a reused step the network's calls return the cached outputs of the last computed step, and
 ``scheduler.step`` returns what the policy's stepper makes of them. ``tracker`` reports calls and
@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from ertacache.core.plans import Target
 from ertacache.core.sampler import Stepper
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
+from ertacache.hub import open_policy
 from ertacache.integration.choose import PlanChooser
 from ertacache.integration.identity import check_pipeline, find_denoisers
 from ertacache.integration.microbatch import MicroBatch
@@ -30,9 +32,14 @@ from ertacache.integration.stats import RunStats, Stats, summarize
 from ertacache.integration.tracker import Tracker, find_tracker
 from ertacache.integration.warnings import RunWarnings
 
-__all__ = ["Handle", "attach", "detach", "find_handle", "summary"]
+__all__ = ["Handle", "attach", "detach", "find_handle", "summary", "using"]
 
 _LOG = logging.getLogger("ertacache")
+_NOT_ATTACHED = "no policy is attached to this pipeline: call ertacache.attach first"
+_IN_USE = (
+    "this pipeline is in use already, and follows one request at a time: give every worker a "
+    "pipeline of its own, or let requests wait for each other"
+)
 
 
 def attach(
@@ -57,7 +64,8 @@ def attach(
 
     Args:
         pipe: a diffusers pipeline with a deterministic scheduler.
-        policy: the policy, or the path of its file.
+        policy: the policy, the path of its file, or its place on the hub, such as
+            ``hub:user/repo`` or ``hub:user/repo@revision``.
         speedup: at least this many times fewer computed steps than steps.
         compute_steps: this many computed steps, in place of a speed-up.
         min_psnr: the fewest computed steps with this PSNR to the full run, in dB, measured or
@@ -76,8 +84,7 @@ def attach(
         RuntimeError: if another pipeline or a baseline uses the scheduler or the network.
     """
     target = Target(speedup, compute_steps, min_psnr)
-    if not isinstance(policy, Policy):
-        policy = Policy.load(policy)
+    policy = open_policy(policy)
     device = None if cache_device is None else torch.device(cache_device)
     before = find_handle(pipe)
     if before is not None:
@@ -108,10 +115,47 @@ def summary(pipe: Pipeline) -> str:
     Raises:
         RuntimeError: if no policy is attached.
     """
+    return _attached(pipe).summary()
+
+
+@contextmanager
+def using(
+    pipe: Pipeline,
+    *,
+    speedup: float | None = None,
+    compute_steps: int | None = None,
+    min_psnr: float | None = None,
+) -> Iterator[Handle]:
+    """Give the runs of a block another target, such as that of one request of a server.
+
+    The target of before is restored when the block is left, also by an exception. Several
+    pipelines may be used at once, each in a thread of its own.
+
+    Args:
+        pipe: a pipeline with an attached policy.
+        speedup: at least this many times fewer computed steps than steps; 1 computes them all.
+        compute_steps: this many computed steps, in place of a speed-up.
+        min_psnr: the fewest computed steps with this PSNR to the full run, in dB. Without any of
+            the three, runs follow the first plan of the policy, or get its speed-up.
+
+    Yields:
+        The handle of the attached policy.
+
+    Raises:
+        RuntimeError: if no policy is attached, or the pipeline is in such a block already, be it of
+            another thread or of this one.
+        ValueError: if there is more than one target, or it is out of range.
+    """
+    handle, target = _attached(pipe), Target(speedup, compute_steps, min_psnr)
+    with handle._using(target):
+        yield handle
+
+
+def _attached(pipe: Pipeline) -> Handle:
     handle = find_handle(pipe)
     if handle is None:
-        raise RuntimeError("no policy is attached to this pipeline: call ertacache.attach first")
-    return handle.summary()
+        raise RuntimeError(_NOT_ATTACHED)
+    return handle
 
 
 def find_handle(pipe: Pipeline) -> Handle | None:
@@ -172,6 +216,7 @@ class Handle(AbstractContextManager["Handle"]):
         self._before = RunStats()  # all runs but the last
         self._runs: int = 0
         self._run: PolicyRun | None = None
+        self._use = Lock()  # held in a block of ``using``
         self._tracker = Tracker(
             pipe,
             find_denoisers(pipe),
@@ -238,6 +283,18 @@ class Handle(AbstractContextManager["Handle"]):
     def __exit__(self, *error: object) -> None:
         """Detach."""
         self.detach()
+
+    @contextmanager
+    def _using(self, target: Target) -> Iterator[None]:
+        # Not to be waited for: requests in one thread, as of coroutines, would wait forever.
+        if not self._use.acquire(blocking=False):
+            raise RuntimeError(_IN_USE)
+        before, self._chooser.target = self._chooser.target, target
+        try:
+            yield
+        finally:
+            self._chooser.target = before
+            self._use.release()
 
     def _start(self) -> PolicyRun:
         self._warnings.report()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MODELS", "Model", "UnknownModelError", "load_pipeline", "load_prompts"]
+__all__ = ["MODELS", "Model", "UnknownModelError", "is_hub_id", "load_pipeline", "load_prompts"]
 
 _HERE = Path(__file__).parent
 _SPLITS = ("calibration", "heldout")
@@ -172,13 +172,19 @@ def _loader(source: str, local: bool) -> Any:
     return pkgutil.resolve_name(loader)
 
 
+def is_hub_id(model: str) -> bool:
+    """Whether a model is found on the hub: neither bundled nor something on this machine."""
+    named = _HUB_ID.fullmatch(model) is not None
+    return named and model not in MODELS and not Path(model).exists()
+
+
 def _locate(model: str) -> tuple[str, bool]:
     """The argument of ``from_pretrained``, and whether it is a local folder."""
     if model in MODELS:
         return str(MODELS[model].folder), True
     if (Path(model) / _INDEX).is_file():
         return model, True
-    if _HUB_ID.fullmatch(model) and not Path(model).exists():
+    if is_hub_id(model):
         return model, False
     raise UnknownModelError(
         f"cannot load {model!r}: not a bundled model ({', '.join(MODELS)}), not a folder with a "
