@@ -11,21 +11,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ertacache.calibration.calibrate import calibrate
     from ertacache.calibration.profile import profile
+    from ertacache.calibration.recorder import Recorder
     from ertacache.calibration.refit import refit
     from ertacache.calibration.solve import solve
     from ertacache.formats.policy import Policy, PolicyError
     from ertacache.integration.attach import attach, detach, summary
+    from ertacache.integration.sample import sample
     from ertacache.integration.schedulers import SchedulerError
 
 __all__ = [
     "Policy",
     "PolicyError",
+    "Recorder",
     "SchedulerError",
     "attach",
     "calibrate",
     "detach",
     "profile",
     "refit",
+    "sample",
     "solve",
     "summary",
 ]
@@ -35,12 +39,14 @@ __version__ = "0.1.0.dev0"
 _HOMES = {
     "Policy": "ertacache.formats.policy",
     "PolicyError": "ertacache.formats.policy",
+    "Recorder": "ertacache.calibration.recorder",
     "SchedulerError": "ertacache.integration.schedulers",
     "attach": "ertacache.integration.attach",
     "calibrate": "ertacache.calibration.calibrate",
     "detach": "ertacache.integration.attach",
     "profile": "ertacache.calibration.profile",
     "refit": "ertacache.calibration.refit",
+    "sample": "ertacache.integration.sample",
     "solve": "ertacache.calibration.solve",
     "summary": "ertacache.integration.attach",
 }

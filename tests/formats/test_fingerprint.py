@@ -62,7 +62,7 @@ def test_the_caller_cannot_change_it() -> None:
 
 LEVELS = {
     "denoiser": ("WanTransformer3DModel", "fatal"),
-    "denoiser_hash": ("0" * 64, "fatal"),
+    "denoiser_hash": ("1" * 64, "fatal"),
     "prediction": ("epsilon", "fatal"),
     "guidance": ({"guidance_scale": (7.0,)}, "warning"),
     "dtype": ("float16", "warning"),

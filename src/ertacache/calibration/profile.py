@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import ertacache
+from ertacache.calibration.recorder import profile_trajectory
 from ertacache.calibration.session import Progress, Session
-from ertacache.core.gram import Trajectory, profile_run
-from ertacache.core.groups import GroupStatistics
+from ertacache.core.gram import Trajectory
 from ertacache.formats.lock import locked
 from ertacache.formats.policy import Policy, PolicyError
-from ertacache.formats.profile import Profile, ProfiledPrompt
+from ertacache.formats.profile import ProfiledPrompt
 from ertacache.integration.identity import fingerprint, guidance_number
 from ertacache.integration.private_api import Pipeline
 
@@ -130,11 +130,13 @@ def _profile_batch(
         latent_shape=run.latents[0].shape[1:],
         guidance=call_guidance(session) | recorded,
     )
-    mine, by_group = [folds[run] for run in batch], None
-    if found.layout is not None:
-        by_group = GroupStatistics.of(run.latents[0], run.outputs, found.layout, folds=mine)
-    profile = Profile(
-        found.schedule, profile_run(run), tuple(batch), found.expert_steps, tuple(mine), by_group
+    profile = profile_trajectory(
+        run,
+        found.schedule,
+        batch,
+        folds=[folds[run] for run in batch],
+        layout=found.layout,
+        expert_steps=found.expert_steps,
     )
     return Policy(facts, profile=profile)
 

@@ -397,11 +397,12 @@ def _varied(pipe: Pipeline, call: Mapping[str, Any]) -> dict[str, list[Any]]:
         parameters = inspect.signature(type(pipe).__call__).parameters
     except (TypeError, ValueError):
         parameters = {}  # type: ignore[assignment]
+    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     found = {}
     for name, value in call.items():
         plain = isinstance(value, list) and all(isinstance(v, int | float | str) for v in value)
         taken = str(getattr(parameters.get(name), "annotation", ""))
-        if plain and value and "list" not in taken.lower() and name in parameters:
+        if plain and value and "list" not in taken.lower() and (anything or name in parameters):
             found[name] = value
     return found
 

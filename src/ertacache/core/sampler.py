@@ -8,9 +8,9 @@ knows neither pipelines nor files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -22,9 +22,11 @@ __all__ = [
     "Euler",
     "Solver",
     "SolverFactory",
+    "StepTaken",
     "Stepper",
     "run",
     "run_reference",
+    "run_steps",
 ]
 
 Denoise = Callable[[Tensor, Tensor], Tensor]
@@ -168,14 +170,47 @@ def run(
         >>> [x.item() for x in latents]
         [1.0, 0.5, 0.25, 0.1875]
     """
+    steps = run_steps(denoise, sample, stepper, sigmas=sigmas, solver=solver)
+    return (sample, *(taken.latent for taken in steps))
+
+
+class StepTaken(NamedTuple):
+    """One step of a run.
+
+    Attributes:
+        step: its number k.
+        sigma: the noise level before it, a 0-dim tensor.
+        next_sigma: the noise level after it.
+        sample: the latent before it.
+        model_output: the network's output; None on a reused step.
+        latent: the latent after it.
+    """
+
+    step: int
+    sigma: Tensor
+    next_sigma: Tensor
+    sample: Tensor
+    model_output: Tensor | None
+    latent: Tensor
+
+
+def run_steps(
+    denoise: Denoise,
+    sample: Tensor,
+    stepper: Stepper,
+    *,
+    sigmas: Tensor,
+    solver: SolverFactory = Euler,
+) -> Iterator[StepTaken]:
+    """The steps of ``run``, one after the other; nothing is kept but by the stepper."""
     if len(sigmas) != stepper.num_steps + 1:
         raise ValueError(
             f"a run of {stepper.num_steps} steps, but a sigma schedule of {len(sigmas) - 1}"
         )
     schedule = sigmas if stepper.sigmas is None else stepper.sigmas
-    steps, latents = solver(schedule), [sample]
+    steps, x = solver(schedule), sample
     for k in range(len(schedule) - 1):
-        x = latents[-1]
         v = denoise(x, schedule[k]) if stepper.computes(k) else None
-        latents.append(stepper.step(k, x, v, partial(steps.step, step=k, sample=x)))
-    return tuple(latents)
+        latent = stepper.step(k, x, v, partial(steps.step, step=k, sample=x))
+        yield StepTaken(k, schedule[k], schedule[k + 1], x, v, latent)
+        x = latent

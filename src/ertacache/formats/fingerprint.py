@@ -25,6 +25,8 @@ from ertacache.formats.schema import (
 )
 
 __all__ = [
+    "UNKNOWN",
+    "UNKNOWN_HASH",
     "ConfigValue",
     "Difference",
     "Fingerprint",
@@ -38,6 +40,12 @@ ConfigScalar: TypeAlias = bool | int | float | str | None
 ConfigValue: TypeAlias = ConfigScalar | tuple[ConfigScalar, ...]
 
 Level = Literal["fatal", "warning", "note"]
+
+UNKNOWN = "unknown"
+"""The network's class where it is not known, as in loops that only call a function."""
+
+UNKNOWN_HASH = 64 * "0"
+"""The hash of a configuration that is not known."""
 
 _SCALARS = (type(None), bool, int, float, str)
 MAX_VALUES = 1000  # of one guidance argument
@@ -93,8 +101,9 @@ class Fingerprint:
 
     Attributes:
         pipeline: class name of the pipeline.
-        denoiser: class name of the network.
-        denoiser_hash: ``hash_config`` of its configuration, 64 hexadecimal digits.
+        denoiser: class name of the network; ``UNKNOWN`` if it is not known.
+        denoiser_hash: ``hash_config`` of its configuration, 64 hexadecimal digits;
+            ``UNKNOWN_HASH`` if it is not known.
         prediction: what the network outputs: ``"flow"``, ``"epsilon"``, ``"v_prediction"`` ...
         scheduler: class name of the scheduler.
         scheduler_config: its configuration, ``plain_config`` of it.
@@ -130,7 +139,8 @@ class Fingerprint:
         """Return the differences of ``other`` from this run, the fatal ones first.
 
         A guidance between the calibrated values is none, nor is a setting that only one of two
-        scheduler classes has.
+        scheduler classes has. What one of them does not know is not compared; where that is the
+        network, the latents must have a number of channels in common.
 
         Example:
             >>> from dataclasses import replace
@@ -156,6 +166,10 @@ class Fingerprint:
             if name == "guidance":
                 found += _guidance_differences(ours, theirs)
                 continue
+            if _unknown(name, ours) or _unknown(name, theirs):
+                continue
+            if name == "latent_shape" and UNKNOWN_HASH in (self.denoiser_hash, other.denoiser_hash):
+                level = "note" if _share_channels(ours, theirs) else "fatal"
             if name == "scheduler_config" and self.scheduler != other.scheduler:
                 ours = {key: value for key, value in ours.items() if key in theirs}
                 theirs = {key: value for key, value in theirs.items() if key in ours}
@@ -268,6 +282,30 @@ def _range(values: tuple[float, ...] | None) -> object:
     if values is None:
         return None
     return values[0] if values[0] == values[-1] else _Words(f"{values[0]} to {values[-1]}")
+
+
+def _unknown(name: str, value: object) -> bool:
+    return (name, value) in (("denoiser", UNKNOWN), ("denoiser_hash", UNKNOWN_HASH))
+
+
+def _share_channels(ours: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
+    """Whether latents of two shapes can be of one model; also if the channels are not known."""
+    known = [_channels(shape) for shape in (ours, theirs)]
+    return not all(known) or bool(known[0] & known[1])
+
+
+def _channels(shape: tuple[int, ...]) -> set[int]:
+    """Numbers of channels that a latent may have: tokens may pack squares of 2 x 2 pixels.
+
+    Example:
+        >>> _channels((16, 64, 64)), sorted(_channels((1024, 64))), _channels((8,))
+        ({16}, [16, 64], set())
+    """
+    if len(shape) == 2:
+        return {shape[1], shape[1] // 4} if shape[1] % 4 == 0 else {shape[1]}
+    if len(shape) == 3:
+        return {shape[0]}
+    return {shape[0], shape[1], shape[3]} if len(shape) == 4 else set()
 
 
 class _Words(str):

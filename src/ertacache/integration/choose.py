@@ -9,6 +9,7 @@ import logging
 import math
 import warnings
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,9 +18,10 @@ from ertacache.core.gram import Schedule
 from ertacache.core.plans import PaperPlan, Target
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy, PolicyError
-from ertacache.integration.private_api import Scheduler
-from ertacache.integration.schedulers import read_schedule
 from ertacache.integration.solve import PlanSolver
+
+if TYPE_CHECKING:
+    from ertacache.integration.private_api import Scheduler
 
 __all__ = ["PlanChooser"]
 
@@ -56,6 +58,7 @@ class PlanChooser:
         self._solver: PlanSolver | None = None
         self._schedules: dict[tuple[bytes, bytes, int], Schedule] = {}
         self._chosen: dict[tuple[int, Target], FittedPlan | None] = {}
+        self._kept: list[Schedule] = []
 
     @property
     def adjusts_sigmas(self) -> bool:
@@ -79,13 +82,22 @@ class PlanChooser:
         """
         with torch.device("cpu"):  # whatever the default device of the pipeline is
             schedule = self.schedule(scheduler, begin)
-            key = id(schedule), self.target
-            if key not in self._chosen:
+        return self.choose_for(schedule)
+
+    def choose_for(self, schedule: Schedule) -> FittedPlan | None:
+        """The same for a schedule that was read already; its plan is kept with the object."""
+        key = id(schedule), self.target
+        if key not in self._chosen:
+            with torch.device("cpu"):
                 self._chosen[key] = self._choose(schedule)
+            self._kept.append(schedule)  # so that no other gets its id
         return self._chosen[key]
 
     def schedule(self, scheduler: Scheduler, begin: int) -> Schedule:
         """The schedule of a run, read off the scheduler once."""
+        # Here, so that loops which are not diffusers' do without it.
+        from ertacache.integration.schedulers import read_schedule
+
         own = getattr(scheduler, "sigmas", None)
         levels = own if isinstance(own, Tensor) else scheduler.timesteps
         key = _bytes(levels), _bytes(scheduler.timesteps), begin

@@ -16,8 +16,15 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
-from ertacache.formats.fingerprint import Difference, Fingerprint, hash_config, plain_config
+from ertacache.formats.fingerprint import (
+    UNKNOWN_HASH,
+    Difference,
+    Fingerprint,
+    hash_config,
+    plain_config,
+)
 from ertacache.formats.policy import Policy, PolicyError
+from ertacache.integration.loops import Loop
 from ertacache.integration.private_api import CallArgument, Pipeline, call_arguments, unwrap
 from ertacache.integration.schedulers import prediction_of
 
@@ -27,6 +34,7 @@ __all__ = [
     "find_denoisers",
     "fingerprint",
     "guidance_number",
+    "refuse_differences",
     "run_differences",
     "warn_of_differences",
     "warn_of_versions",
@@ -98,6 +106,9 @@ def fingerprint(
         latent_shape: shape of one sample's latent, without the batch.
         guidance: guidance of all runs; by default ``current_guidance``.
     """
+    values = current_guidance(pipe) if guidance is None else guidance
+    if isinstance(pipe, Loop):
+        return pipe.fingerprint(latent_shape=latent_shape, guidance=values)
     denoisers = find_denoisers(pipe)
     networks = {name: unwrap(module) for name, module in denoisers.items()}
     configs = {name: plain_config(_config(module)) for name, module in networks.items()}
@@ -109,7 +120,7 @@ def fingerprint(
         prediction=prediction_of(pipe.scheduler),
         scheduler=type(pipe.scheduler).__name__,
         scheduler_config=plain_config(pipe.scheduler.config),
-        guidance=current_guidance(pipe) if guidance is None else guidance,
+        guidance=values,
         dtype=str(next(networks[first].parameters()).dtype).removeprefix("torch."),
         latent_shape=tuple(latent_shape),
         versions={"diffusers": diffusers.__version__, "torch": torch.__version__},
@@ -121,6 +132,14 @@ def check_pipeline(pipe: Pipeline, policy: Policy) -> None:
     was = policy.fingerprint
     now = fingerprint(pipe, latent_shape=was.latent_shape, guidance=was.guidance)
     differences = [d for d in was.compare(now) if d.level != "note"]
+    refuse_differences(differences)
+    versions = [d for d in differences if d.field.startswith("versions.")]
+    warn_of_differences([d for d in differences if d not in versions])
+    warn_of_versions(policy, versions)
+
+
+def refuse_differences(differences: Sequence[Difference]) -> None:
+    """Raise if there are differences with which a policy cannot work."""
     fatal = [difference for difference in differences if difference.level == "fatal"]
     if fatal:
         raise PolicyError(
@@ -128,9 +147,6 @@ def check_pipeline(pipe: Pipeline, policy: Policy) -> None:
             + _listed(fatal)
             + "; attach it to the pipeline it was calibrated for, or calibrate a new one"
         )
-    versions = [d for d in differences if d.field.startswith("versions.")]
-    warn_of_differences([d for d in differences if d not in versions])
-    warn_of_versions(policy, versions)
 
 
 def warn_of_versions(policy: Policy, differences: Sequence[Difference]) -> None:
@@ -163,9 +179,11 @@ def run_differences(policy: Policy, pipe: Pipeline, *, sample: Tensor) -> list[D
     """Return in what a run that is under way differs from the calibrated ones.
 
     An argument that the policy does not know counts as calibrated with its default, and one that
-    the pipeline does not take is not compared.
+    the pipeline does not take is not compared. Of a loop only what was named is known.
     """
     call, facts = _call_guidance(pipe), policy.fingerprint
+    if facts.denoiser_hash == UNKNOWN_HASH:  # a loop, whose guidance is its own affair
+        call = {name: argument for name, argument in call.items() if name in facts.guidance}
     defaults = {
         name: (float(argument.default),)
         for name, argument in call.items()

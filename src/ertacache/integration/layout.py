@@ -31,8 +31,14 @@ PATCH_FIRST = ("Ideogram4",)
 
 
 def find_layout(pipe: Pipeline, latents: Tensor) -> Layout | None:
-    """The layout of a batch of latents in a call that is under way; None if it is unknown."""
+    """The layout of a batch of latents in a call that is under way; None if it is unknown.
+
+    A pipeline of one's own may have it as its attribute ``latent_layout``.
+    """
     shape = tuple(latents.shape)
+    own = getattr(pipe, "latent_layout", None)
+    if isinstance(own, Layout):
+        return own if own.fits(shape) else None
     found = _tokens(pipe, shape) if len(shape) == 3 else _axes(pipe, shape)
     return found if found is not None and found.fits(shape) else None
 

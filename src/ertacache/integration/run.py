@@ -21,7 +21,11 @@ from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import PolicyError
 from ertacache.integration.branch import branch_output, tensors_of
 from ertacache.integration.choose import PlanChooser
-from ertacache.integration.identity import run_differences, warn_of_differences
+from ertacache.integration.identity import (
+    refuse_differences,
+    run_differences,
+    warn_of_differences,
+)
 from ertacache.integration.layout import find_layout
 from ertacache.integration.private_api import (
     Pipeline,
@@ -256,6 +260,7 @@ class PolicyRun:
             except ValueError as cause:
                 raise PolicyError(str(cause)) from None
         found = run_differences(setup.chooser.policy, setup.pipe, sample=call.sample)
+        refuse_differences(found)
         warn_of_differences([d for d in found if setup.warnings.first(f"difference: {d.field}")])
 
     def _check_parts(self, call: StepCall) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ertacache.core.gram import Schedule
 from ertacache.formats.policy import PolicyError
+from ertacache.integration.loops import LoopScheduler
 from ertacache.integration.private_api import (
     Scheduler,
     begin_index,
@@ -295,6 +296,8 @@ def read_schedule(scheduler: Scheduler, *, begin: int = 0) -> Schedule:
                 [ 1.0000, -0.2500,  0.0000],
                 [ 1.0000, -0.2500, -0.7500]], dtype=torch.float64)
     """
+    if isinstance(scheduler, LoopScheduler):
+        return scheduler.read()
     twin = fresh_copy(scheduler)
     for name, value in vars(twin).items():
         if isinstance(value, Tensor):
@@ -375,8 +378,8 @@ def prediction_of(scheduler: Scheduler) -> str:
 
 def _is_flow(scheduler: Any) -> bool:
     """Whether its sigmas are shares of noise: of a latent ``(1 - sigma) data + sigma noise``."""
-    if scheduler.config.get("use_flow_sigmas"):
-        return True
+    if "use_flow_sigmas" in scheduler.config:
+        return bool(scheduler.config["use_flow_sigmas"])
     if hasattr(scheduler, "alphas_cumprod"):
         return False
     own = getattr(scheduler, "sigmas", None)
