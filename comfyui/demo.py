@@ -27,7 +27,7 @@ __all__ = ["DemoText", "DemoVAE", "load_demo"]
 NAME = "emoji-flux"
 
 
-class EmojiLatents(comfy.latent_formats.LatentFormat):  # type: ignore[misc]
+class EmojiLatents(comfy.latent_formats.LatentFormat):
     """Latents of the bundled autoencoder: 8 channels, a fourth of the image's size."""
 
     latent_channels = 8
@@ -69,7 +69,7 @@ class DemoVAE:
     def decode(self, latents: Tensor) -> Tensor:
         """Images of latents."""
         with torch.no_grad():
-            images = self._vae.decode(latents.to("cpu", torch.float32)).sample
+            images: Tensor = self._vae.decode(latents.to("cpu", torch.float32)).sample
         return (images / 2 + 0.5).clamp(0, 1).movedim(1, -1)
 
     def encode(self, images: Tensor) -> Tensor:

@@ -14,10 +14,10 @@ from typing import Any
 import comfy.model_sampling
 import comfy.samplers
 import torch
-from ertacache.integration.sample import PolicySampler, integrate_sampler, is_flow, read_run
 from torch import Tensor
 
 from ertacache import Policy, PolicyError
+from ertacache.integration.sample import PolicySampler, integrate_sampler, is_flow, read_run
 
 __all__ = ["MODEL_KEY", "PolicyRun", "accelerate", "base_function", "prediction_of", "take_over"]
 
@@ -205,7 +205,7 @@ def _keep_unmasked(model: Any, latent: Tensor, sigma: Tensor, mask: Tensor | Non
     if mask is None:
         return latent
     level = sigma * torch.ones(len(latent), device=latent.device)
-    original = model.inner_model.inner_model.scale_latent_inpaint(
+    original: Tensor = model.inner_model.inner_model.scale_latent_inpaint(
         x=latent, sigma=level, noise=model.noise, latent_image=model.latent_image
     )
     return latent * mask + original * (1 - mask)

@@ -54,7 +54,8 @@ class Recorder:
         >>> policy = recorder.policy()
         >>> policy
         <policy for loop: a profile of 3 runs of 10 steps, 0 plans>
-        >>> ertacache.sample(flow.velocity, flow.noise(64, 9)[None], sigmas, policy, speedup=2).shape
+        >>> noise = flow.noise(64, 9)[None]
+        >>> ertacache.sample(flow.velocity, noise, sigmas, policy, speedup=2).shape
         torch.Size([1, 64, 2])
     """
 

@@ -11,7 +11,7 @@ from ertacache.models import load_prompts
 from tests.comfyui.live.server import Server, start_server
 from tests.comfyui.live.workflows import Graph
 
-STEPS = 12
+STEPS = 10
 POLICY = "tests.safetensors"
 
 
@@ -25,7 +25,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def policy(server: Server) -> str:
     """The name of a policy for runs of ``STEPS`` steps, in the server's folder."""
     graph = Graph()
-    prompts = graph.prompts(load_prompts("emoji-flux", "calibration")[:4])
+    prompts = graph.prompts(load_prompts("emoji-flux", "calibration")[:3])
     graph.calibrate(POLICY, prompts, sigmas=graph.sigmas(STEPS))
     server.run(graph.nodes)
     assert (folder(server) / POLICY).exists()

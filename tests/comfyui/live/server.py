@@ -150,11 +150,7 @@ def _spawn(
         "latent2rgb",
     ]
     command += ["--database-url", "sqlite:///:memory:", *options]
-    quiet = {
-        "HF_HUB_OFFLINE": "1",
-        "DO_NOT_TRACK": "1",
-        "PYTHONPATH": os.environ.get("WIP", str(ROOT / "src")),
-    }
+    quiet = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "PYTHONPATH": str(ROOT / "src")}
     return subprocess.Popen(
         command, cwd=found.comfyui, env=os.environ | quiet, stdout=stream, stderr=stream
     )

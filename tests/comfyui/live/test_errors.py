@@ -27,6 +27,11 @@ def test_a_sampler_that_adds_noise(server: Server, policy: str) -> None:
         sample(server, ours(policy, 2.0, "euler_ancestral", steps=STEPS))
 
 
+def test_a_sampler_that_repeats_a_noise_level(server: Server, policy: str) -> None:
+    with pytest.raises(WorkflowError, match="twice at one noise level"):
+        sample(server, ours(policy, 2.0, "heun", steps=STEPS))
+
+
 def test_a_policy_of_another_model(server: Server, policy: str) -> None:
     known = Policy.load(folder(server) / policy)
     other = replace(known, provenance={"ComfyUI model": "WAN21"})
@@ -75,7 +80,8 @@ def test_names_and_numbers_of_a_calibration(server: Server, policy: str) -> None
         graph = Graph()
         texts = load_prompts("emoji-flux", "calibration")[: 1 if "one_prompt" in changes else 3]
         given = {key: value for key, value in changes.items() if key != "one_prompt"}
-        graph.calibrate("a", graph.prompts(texts), **(given | {"sigmas": graph.sigmas(STEPS)}))
+        name = str(given.pop("name"))
+        graph.calibrate(name, graph.prompts(texts), **(given | {"sigmas": graph.sigmas(STEPS)}))
         with pytest.raises(WorkflowError, match=message):
             server.run(graph.nodes)
     assert not (server.base / "models" / "escape.safetensors").exists()
@@ -107,7 +113,7 @@ def test_an_interrupted_calibration_is_continued(server: Server, policy: str) ->
     def calibration() -> tuple[Graph, str]:
         graph = Graph()
         texts = load_prompts("emoji-flux", "calibration")[8:11]
-        found = graph.calibrate("resumed", graph.prompts(texts), sigmas=graph.sigmas(3))
+        found = graph.calibrate("resumed", graph.prompts(texts), sigmas=graph.sigmas(4))
         latent = graph.sample(graph.encode("a lemon"), SEED, sampler=graph.sampler(found, 1.0))
         return graph, graph.save(latent)[1]
 
