@@ -19,6 +19,7 @@ import comfy.supported_models
 import comfy.utils
 import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool2d
 
 from ertacache.models import MODELS, load_pipeline
 
@@ -32,8 +33,17 @@ class EmojiLatents(comfy.latent_formats.LatentFormat):
 
     latent_channels = 8
     spacial_downscale_ratio = 4
-    # Chosen by eye, for previews only.
-    latent_rgb_factors = ((0.2, 0.2, 0.2),) * 8
+
+    def __init__(self, vae: Any) -> None:
+        """Find how previews are made of latents: colours that come nearest to the decoder's."""
+        noise = torch.Generator().manual_seed(0)
+        latents = torch.randn(16, self.latent_channels, 8, 8, generator=noise)
+        with torch.no_grad():
+            images = avg_pool2d(vae.decode(latents).sample, self.spacial_downscale_ratio)
+        columns = [part.movedim(1, -1).flatten(0, 2) for part in (latents, images)]
+        inputs = torch.cat([columns[0], torch.ones(len(columns[0]), 1)], dim=1)
+        factors = torch.linalg.lstsq(inputs, columns[1]).solution.tolist()
+        self.latent_rgb_factors, self.latent_rgb_factors_bias = factors[:-1], factors[-1]
 
 
 class DemoText:
@@ -83,10 +93,11 @@ class DemoVAE:
 def load_demo() -> tuple[Any, DemoText, DemoVAE]:
     """Load the bundled model."""
     pipe = load_pipeline(NAME)
-    return load_network(MODELS[NAME].folder), DemoText(pipe), DemoVAE(pipe.vae)
+    latents = EmojiLatents(pipe.vae)
+    return load_network(MODELS[NAME].folder, latents), DemoText(pipe), DemoVAE(pipe.vae)
 
 
-def load_network(folder: Path) -> Any:
+def load_network(folder: Path, latents: EmojiLatents) -> Any:
     """ComfyUI's Flux network with the weights of a diffusers folder, as a MODEL."""
     config = json.loads((folder / "transformer" / "config.json").read_text())
     scheduler = json.loads((folder / "scheduler" / "scheduler_config.json").read_text())
@@ -94,7 +105,7 @@ def load_network(folder: Path) -> Any:
         str(folder / "transformer" / "diffusion_pytorch_model.safetensors")
     )
     model_config = comfy.supported_models.FluxSchnell(_network_config(config))
-    model_config.latent_format = EmojiLatents()
+    model_config.latent_format = latents
     model_config.sampling_settings["shift"] = scheduler["shift"]
     model_config.set_inference_dtype(torch.float32, None)
     model = model_config.get_model({}, "")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ def test_a_sampler_that_ends_above_zero_and_has_constants_of_its_own_type() -> N
     def sampler(model: Any, x: Tensor, sigmas: Tensor, **options: Any) -> Tensor:
         if sigmas[-1] == 0:
             sigmas[-1] = 0.001  # as ComfyUI's uni_pc does
-        for now, then in zip(sigmas[:-1], sigmas[1:], strict=True):
+        for now, then in pairwise(sigmas):
             d = (x - model(x, now * x.new_ones(len(x)))) / now
             x = x + (then - now) * torch.tensordot(d[..., None], torch.ones(1), dims=1)
         return x
