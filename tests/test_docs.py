@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ertacache.models import MODELS
+from tests.core import samplers
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -40,6 +41,42 @@ def test_the_code_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [len(plan.compute_steps) for plan in names["policy"].plans] == [15, 10]
     assert "9 steps computed, 15 reused" in names["report"]  # 24 steps at 2.5x
     assert (tmp_path / "policy.safetensors").exists()
+
+
+def test_the_code_of_any_code_base_runs() -> None:
+    """The first block is the example; the sampler of the last is one of ours."""
+    blocks = re.findall(r"```python\n(.*?)```", text_of("docs/any-code.md"), re.S)
+    example = text_of("examples/own_loop.py")
+    assert example.endswith('"""\n\n' + blocks[0])
+    names: dict[str, Any] = {}
+    exec(compile(blocks[0], "examples/own_loop.py", "exec"), names)
+    assert names["OFF"]["ours"] < 0.7 * names["OFF"]["fewer"]
+    exec(compile(blocks[1], "docs/any-code.md", "exec"), names)
+    (plan,) = names["calibrated"].plans
+    assert plan.measured is not None
+    denoise, sigmas = names["denoise"], names["SIGMAS"]
+    names |= {
+        "sample_dpmpp_2m": samplers.dpmpp_2m,
+        "model": lambda x, sigma: x - sigma[0] * denoise(x, sigma[0]),
+        "x": names["noise"](9),
+        "sigmas": sigmas,
+    }
+    exec(compile(blocks[2], "docs/any-code.md", "exec"), names)
+    assert names["fast_sampler"].computed == 10
+    assert names["latents"].shape == names["full"].shape
+
+
+def test_the_code_of_custom_pipelines_runs() -> None:
+    names = run_python("docs/custom-pipelines.md")
+    (plan,) = names["policy"].plans
+    assert plan.measured is not None
+    assert names["handle"].stats.last.reused_steps == 6
+    assert names["image"].shape == (1, 3, 8, 8)
+
+
+def test_examples_are_short() -> None:
+    for path in (ROOT / "examples").glob("*.py"):
+        assert len(path.read_text().splitlines()) < 60, path.name
 
 
 @pytest.mark.parametrize("page", FLOW_PAGES)

@@ -109,6 +109,29 @@ def test_a_file_is_written_after_every_run_and_continued(tmp_path: Any) -> None:
     assert [run.prompt for run in Policy.load(path).profile.runs] == ["a", "b"]  # type: ignore[union-attr]
 
 
+def test_a_file_of_another_loop_is_not_continued(tmp_path: Any) -> None:
+    """Refused on the first step, before a run is paid for."""
+    path = tmp_path / "loop.safetensors"
+    first = Recorder(SIGMAS, path=path)
+    run_reference(first.wrap(velocity, "a"), noise(0), sigmas=SIGMAS)
+    others = {
+        "another sigma schedule or solver": (Recorder(SIGMAS, solver=AdamsBashforth, path=path), 0),
+        "latent_shape is": (Recorder(SIGMAS, path=path), 1),
+        "pipeline is 'Mine', was 'loop'": (Recorder(SIGMAS, model="Mine", path=path), 0),
+    }
+    for reason, (other, narrow) in others.items():
+        x = noise(1)[:, narrow:]
+        with pytest.raises(PolicyError, match=f"cannot be continued: .*{reason}"):
+            other.wrap(velocity, "b")(x, SIGMAS[0])
+
+
+def test_a_run_that_is_there_is_refused_at_its_beginning() -> None:
+    recorder = Recorder(SIGMAS)
+    run_reference(recorder.wrap(velocity), noise(0), sigmas=SIGMAS)
+    with pytest.raises(PolicyError, match="'' with seed 0 was recorded already: give every run"):
+        recorder.wrap(velocity)
+
+
 def test_another_solver_than_the_one_named_is_noticed() -> None:
     recorder = Recorder(SIGMAS)
     with pytest.raises(PolicyError, match=r"before step 2 is .* % off what the solver makes"):

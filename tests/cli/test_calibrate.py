@@ -95,6 +95,7 @@ def test_exit_code_3_when_not_recommended(
         (["--arg", "true_cfg_scale=[2,4]"], "true_cfg_scale", [2, 4]),
         (["--refit-prompts", "3"], "refit_prompts", 3),
         (["--no-refit"], "refit", False),
+        (["--no-validate"], "heldout", []),
         (["--batch-size", "2"], "batch_size", 2),
     ],
 )

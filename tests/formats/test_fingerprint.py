@@ -8,7 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ertacache.formats.fingerprint import Difference, Fingerprint, hash_config, plain_config
+from ertacache.formats.fingerprint import (
+    UNKNOWN,
+    UNKNOWN_HASH,
+    Difference,
+    Fingerprint,
+    hash_config,
+    plain_config,
+)
 from ertacache.formats.schema import FormatError
 from tests.formats.golden.objects import fingerprint
 
@@ -156,3 +163,25 @@ def test_configurations() -> None:
     assert hash_config(config) != hash_config(config | {"a": (1, "y")})
     with pytest.raises(FormatError, match="'a' is a dtype, which is not data"):
         plain_config({"a": torch.float32})
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "same"),
+    [
+        ((16, 64, 64), (16, 32, 32), True),
+        ((1024, 64), (16, 64, 64), True),  # tokens of 2 x 2 pixels
+        ((21, 16, 60, 104), (16, 21, 60, 104), True),
+        ((8,), (16, 64, 64), True),  # not known
+        ((4, 64, 64), (16, 64, 64), False),
+        ((1024, 64), (4, 64, 64), False),
+    ],
+)
+def test_where_the_network_is_not_known_the_channels_are_compared(
+    ours: tuple[int, ...], theirs: tuple[int, ...], same: bool
+) -> None:
+    was = replace(fingerprint(), latent_shape=ours)
+    now = replace(was, denoiser=UNKNOWN, denoiser_hash=UNKNOWN_HASH, latent_shape=theirs)
+    for found in (was.compare(now), now.compare(was)):
+        assert {d.level for d in found} == ({"note"} if same else {"fatal"})
+    named = replace(now, denoiser="Another")
+    assert [d.field for d in was.compare(named) if d.level == "fatal"][:1] == ["denoiser"]

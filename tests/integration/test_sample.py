@@ -199,6 +199,21 @@ def test_another_model_is_refused_if_both_have_a_name(policy: Policy) -> None:
         assert sample(velocity, noise(50), SIGMAS, one, speedup=2, model=name).isfinite().all()
 
 
+def test_outputs_of_the_opposite_sign_are_refused(policy: Policy) -> None:
+    profile = policy.profile
+    assert profile is not None
+    turned = torch.ones(1, T + 1).double()
+    turned[0, 1:] = -1
+    schedule = replace(
+        profile.schedule,
+        nominal=profile.schedule.nominal * torch.tensor([1.0, -1.0]).double(),
+        latents=profile.schedule.latents * turned,
+    )
+    other = replace(policy, profile=replace(profile, schedule=schedule))
+    with pytest.raises(PolicyError, match="have the opposite sign of the calibrated ones"):
+        sample(velocity, noise(50), SIGMAS, other, speedup=2)
+
+
 def test_sigmas_of_another_kind_are_refused(policy: Policy) -> None:
     with pytest.raises(PolicyError, match=r"as those of a flow, got 14\.6 to 0"):
         sample(velocity, noise(50), samplers.karras(10), policy, speedup=2)

@@ -12,6 +12,7 @@ from typing import Any
 from ertacache.calibration.paper import calibrate_paper, check_one_call
 from ertacache.calibration.profile import profile_runs
 from ertacache.calibration.refit import REFIT_PROMPTS, check_refit_prompts, refit_budget
+from ertacache.calibration.rehearsal import rehearse
 from ertacache.calibration.session import HELDOUT_SEED, Session, Stage
 from ertacache.calibration.solve import (
     Method,
@@ -160,10 +161,10 @@ def calibrate(
         reuse: the paper's method: what a reused step returns.
         adjust_timesteps: the paper's method: adjust the sigma schedule.
         rectify: the paper's method: rectify reused outputs.
-        heldout: prompts to validate on; by default a quarter of ``prompts`` is held out. What is
-            held out is not calibrated on, neither here nor with runs at ``profile_path``. Only
-            where nothing would remain, as with a single prompt, the same prompts are validated on
-            with other seeds: a warning, and marked in the measurements.
+        heldout: prompts to validate on; by default a quarter of ``prompts`` is held out, and with
+            an empty list nothing is validated. What is held out is not calibrated on, neither here
+            nor with runs at ``profile_path``. Only where nothing would remain, as with a single
+            prompt, the same prompts are validated on with other seeds: a warning, and marked.
         seed: seed of the first prompt's noise; the others count up.
         batch_size: prompts per call of the pipeline, and of the network during the refit.
         refit: run trials and refit in closed loop; the paper's method: calibrate on the network.
@@ -182,6 +183,7 @@ def calibrate(
     count = check_refit_prompts(refit_prompts) if refit else 0
     runs = _Runs.of(session, prompts, heldout, seed=seed, refitted=count)
     work = _Calibration(session, runs, targets, options)
+    work.check()
     known = work.profile(profile_path, provenance)
     return work.paper(known) if method == "paper" else work.trajectory(known)
 
@@ -213,7 +215,8 @@ class _Runs:
         """Number the prompts; a quarter is held out unless others are given."""
         runs = session.number_runs(prompts, seed)
         validated = _last_quarter(prompts) if heldout is None else heldout
-        unseen, held = session.number_runs(validated, seed + HELDOUT_SEED), set(validated)
+        unseen = session.number_runs(validated, seed + HELDOUT_SEED) if validated else []
+        held = set(validated)
         fitted = [run for run in runs if run.prompt not in held]
         if not fitted:
             warnings.warn(NOT_HELD_OUT, stacklevel=3)
@@ -244,15 +247,21 @@ class _Calibration:
     targets: Targets
     options: PaperOptions
 
+    def check(self) -> None:
+        """Raise for what can be known before anything is profiled."""
+        if self.targets.min_psnr is not None and not self.runs.heldout:
+            raise ValueError("min_psnr is measured on held-out prompts: heldout must not be empty")
+        if self.targets.method == "paper":
+            check_one_call(self.runs.refitted)
+        first, lockstep = self.runs.calibration[0], len(self.runs.refitted) > 1
+        steps = rehearse(self.session, first, lockstep=lockstep)
+        if steps is not None:
+            self.targets.check(steps)
+
     def profile(
         self, path: str | os.PathLike[str] | None, provenance: Mapping[str, str] | None
     ) -> Policy:
-        """Check what can be checked beforehand, then profile; a policy without plans."""
-        steps = self.session.call.get("num_inference_steps")
-        if isinstance(steps, int):
-            self.targets.check(steps)
-        if self.targets.method == "paper":
-            check_one_call(self.runs.refitted)
+        """Profile; a policy without plans."""
         known = profile_runs(
             self.session,
             self.runs.calibration,
@@ -303,7 +312,9 @@ class _Calibration:
         return solve(policy, compute_steps=budget).plans[-1]
 
     def _validated(self, policy: Policy, plans: Sequence[FittedPlan]) -> Policy:
-        found = validate(self.session, policy, plans, self.runs.heldout)
+        found = list(plans)
+        if self.runs.heldout:
+            found = validate(self.session, policy, plans, self.runs.heldout)
         calls = {"network calls": str(self.session.evaluations)}
         return replace(policy, plans=tuple(found), provenance={**policy.provenance, **calls})
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ertacache.calibration.session import Phase, Reference, Session, group_runs
+from ertacache.calibration.session import Phase, Reference, Session
 from ertacache.core.distance import distances
 from ertacache.core.plans import TrajectoryPlan, uniform_schedule
 from ertacache.core.simulate import Fit
@@ -44,7 +44,7 @@ def run_plan(
     """Distance of every prompt to its full run under a plan, shape (P,), float64."""
     policy = _policy(fingerprint, plan, reference)
     found = torch.empty(len(reference.runs), dtype=torch.float64)
-    for group in group_runs(reference.runs):
+    for group in session.lockstep_groups(reference.runs):
         places = [reference.runs.index(run) for run in group]
         final = session.lockstep(group, policy, phase=phase)
         found[places] = distances(final, reference.latents[-1][places])
@@ -73,7 +73,7 @@ def refit_plan(
     Returns:
         The plan, and the distance of every prompt to its full run under it, shape (P,).
     """
-    groups = group_runs(reference.runs)
+    groups = session.lockstep_groups(reference.runs)
     meeting = _Meeting(len(groups))
     chosen = set(range(len(reference.runs)) if fitted is None else fitted)
     calls = []

@@ -11,6 +11,7 @@ from typing import Any
 
 import ertacache
 from ertacache.calibration.recorder import profile_trajectory
+from ertacache.calibration.rehearsal import check_call
 from ertacache.calibration.session import Progress, Session
 from ertacache.core.gram import Trajectory
 from ertacache.formats.lock import locked
@@ -56,6 +57,7 @@ def profile(
         PolicyError: if the file at ``path`` is damaged or of another pipeline.
         ValueError: if another process is writing it.
     """
+    check_call(pipe, "prompt", "generator")
     session = Session(pipe, call, batch_size=batch_size, stage=lambda name: progress)
     return profile_runs(
         session, session.number_runs(prompts, seed), path=path, provenance=provenance

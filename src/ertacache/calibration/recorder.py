@@ -21,6 +21,7 @@ from ertacache.core.groups import FOLDS, GroupStatistics, Layout
 from ertacache.core.sampler import Denoise, Euler, SolverFactory
 from ertacache.core.steppers import combine
 from ertacache.core.unroll import LoopRun, integrate_with
+from ertacache.formats.fingerprint import Fingerprint
 from ertacache.formats.policy import Policy, PolicyError
 from ertacache.formats.profile import Profile, ProfiledPrompt
 from ertacache.integration.sample import (
@@ -54,7 +55,11 @@ class Recorder:
         >>> policy = recorder.policy()
         >>> policy
         <policy for loop: a profile of 3 runs of 10 steps, 0 plans>
+<<<<<<< HEAD
         >>> noise = flow.noise(64, 9)[None]
+=======
+        >>> noise = flow.noise(64, seed=9)[None]
+>>>>>>> d39c2f0553c46ab524926d2d9d0e1eb16ae0325c
         >>> ertacache.sample(flow.velocity, noise, sigmas, policy, speedup=2).shape
         torch.Size([1, 64, 2])
     """
@@ -138,6 +143,12 @@ class Recorder:
         """Begin a run by hand; one that was not finished is dropped."""
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         self._runs = [ProfiledPrompt(p, seed + k) for k, p in enumerate(prompts)]
+        twice = next((run for run in self._runs if run in self.runs), None)
+        if twice is not None:
+            raise PolicyError(
+                f"{twice.prompt[:60]!r} with seed {twice.seed} was recorded already: give every "
+                "run its own prompt or seed, and leave those out for which has() is true"
+            )
         self._latents, self._outputs = [], []
 
     def step(self, sample: Tensor, velocity: Tensor) -> None:
@@ -156,6 +167,7 @@ class Recorder:
             )
         if self._read is None:
             self._read = self._read_loop(sample)
+            self._check_known(self._read.schedule, sample)
         # Copies: what a loop does to its latents later must not reach the record.
         self._latents.append(sample.detach().clone().cpu())
         self._outputs.append(velocity.detach().clone().cpu())
@@ -179,6 +191,27 @@ class Recorder:
             integrate = integrate_sampler(self._sampler, like=self._like)
         return read_run(integrate, self._sigmas, flow=is_flow(self._prediction), sample=sample)
 
+    def _check_known(self, schedule: Schedule, sample: Tensor) -> None:
+        """Raise unless the file that is there can be continued by this loop."""
+        known = self._known
+        if known is None:
+            return
+        reasons = [str(d) for d in known.fingerprint.compare(self._facts(sample))]
+        if known.plans or known.fits:
+            reasons.append("it holds fitted plans or measured fits, which would be lost")
+        if known.profile is None or not known.profile.schedule.same_run(schedule):
+            reasons.append("its runs had another sigma schedule or solver")
+        if reasons:
+            listed = ", ".join(reasons)
+            raise PolicyError(
+                f"the profile there cannot be continued: {listed}; write to another file"
+            )
+
+    def _facts(self, sample: Tensor) -> Fingerprint:
+        return loop_fingerprint(
+            sample, prediction=self._prediction, model=self._model, guidance=self._guidance
+        )
+
     def _finish(self, read: LoopRun) -> None:
         """Add the present batch to the profile."""
         x, runs = self._latents[0], _numbered(self._runs, len(self._latents[0]))
@@ -195,11 +228,8 @@ class Recorder:
             layout=layout,
         )
         check_steps(profile.statistics, read.schedule, rough=x.dtype.itemsize < 4)
-        facts = loop_fingerprint(
-            x, prediction=self._prediction, model=self._model, guidance=self._guidance
-        )
         origin = {"ertacache": ertacache.__version__}
-        fresh = Policy(facts, profile=profile, provenance=origin)
+        fresh = Policy(self._facts(x), profile=profile, provenance=origin)
         self._known = fresh if self._known is None else self._known.merge(fresh)
         if self._path is not None:
             self._known.save(self._path)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ertacache.calibration.lockstep import refit_plan, run_plan
+from ertacache.calibration.rehearsal import rehearse
 from ertacache.calibration.session import (
     HELDOUT_SEED,
     Progress,
@@ -88,15 +89,23 @@ def refit(
     unseen = None if heldout is None else session.number_runs(heldout, HELDOUT_SEED)
     fitted = policy if heldout is None else hold_out(policy, heldout)
     runs = interleave_runs(profile_of(fitted).runs)[: check_refit_prompts(refit_prompts)]
+    expected = rehearse(session, runs[0], lockstep=len(runs) > 1)
+    if expected is not None:
+        _budget(target, expected)
     reference = session.reference(runs)
-    steps = reference.schedule.num_steps
-    budget = target.budget(steps)
-    if budget is None or not 2 <= budget < steps:
-        raise ValueError(f"cannot compute {budget} of {steps} steps: 2 to {steps - 1} are possible")
+    budget = _budget(target, reference.schedule.num_steps)
     plan = refit_budget(session, fitted, reference, budget)
     if unseen is not None:
         (plan,) = validate(session, fitted, [plan], unseen)
     return policy.with_plan(plan)
+
+
+def _budget(target: Target, steps: int) -> int:
+    """The number of computed steps in a run; raise if it is impossible."""
+    budget = target.budget(steps)
+    if budget is None or not 2 <= budget < steps:
+        raise ValueError(f"cannot compute {budget} of {steps} steps: 2 to {steps - 1} are possible")
+    return budget
 
 
 def _varied(pipe: Pipeline, profile: Profile, call: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -28,7 +28,7 @@ from ertacache.integration.attach import Handle
 from ertacache.integration.choose import PlanChooser
 from ertacache.integration.microbatch import MicroBatch
 from ertacache.integration.private_api import Pipeline
-from ertacache.integration.record import Recording, record
+from ertacache.integration.record import Recording, record, takes_argument
 from ertacache.integration.stats import RunStats
 from ertacache.metrics.image import to_pixels
 
@@ -43,6 +43,7 @@ __all__ = [
     "group_runs",
     "interleave_runs",
     "number_runs",
+    "results_of",
     "split_runs",
     "synchronized_time",
 ]
@@ -231,6 +232,8 @@ class Session:
         varied: values of arguments that prompts are to be spread over.
         batch_size: prompts per call of the pipeline; in lockstep, of the network.
         evaluations: of the network, so far.
+        output_type: of results that are compared.
+        one_by_one: whether the pipeline takes one prompt at a time.
     """
 
     def __init__(
@@ -256,6 +259,7 @@ class Session:
         self.varied = _varied(pipe, call or {})
         self.call = {name: value for name, value in (call or {}).items() if name not in self.varied}
         self.evaluations = Evaluations()
+        self.output_type, self.one_by_one = "pt", False
         self._stage = stage
         self._latents: dict[ProfiledPrompt, list[Tensor]] = {}
         self._recorded: Recording | None = None  # the last one
@@ -279,6 +283,10 @@ class Session:
         """The runs, batch by batch."""
         return list(split_runs(runs, self.batch_size))
 
+    def lockstep_groups(self, runs: Sequence[ProfiledPrompt]) -> list[list[ProfiledPrompt]]:
+        """Runs that can share a call in lockstep: those of equal arguments, or each by itself."""
+        return [[run] for run in runs] if self.one_by_one else group_runs(runs)
+
     def run(self, runs: Sequence[ProfiledPrompt], **changes: Any) -> Any:
         """Call the pipeline on some runs, with whatever is attached to it."""
         return self.pipe(**self.arguments(runs, **changes))
@@ -286,6 +294,8 @@ class Session:
     def arguments(self, runs: Sequence[ProfiledPrompt], **changes: Any) -> dict[str, Any]:
         """The arguments of a call: prompts, their noise, and the session's own, some changed."""
         call = self.call | dict(runs[0].arguments) | changes
+        if "output_type" in call and not takes_argument(self.pipe, "output_type"):
+            del call["output_type"]
         # The noise is drawn on the CPU: the same on every device and in every batch.
         noise = [torch.Generator("cpu").manual_seed(run.seed) for run in runs]
         if len(runs) == 1:  # as plain loops take them
@@ -314,12 +324,12 @@ class Session:
             attached = Handle(self.pipe, policy, chooser=self._chooser(policy, target or Target()))
         with attached as handle:
             start = synchronized_time()
-            result = self.run(runs, **(changes | {"output_type": "pt"}))
+            result = self.run(runs, **(changes | {"output_type": self.output_type}))
             seconds = synchronized_time() - start
         stats = None if handle is None else handle.stats.last
         computed = len(self.pipe.scheduler.timesteps) if stats is None else stats.computed_steps
         self.evaluations.add(phase, computed * len(runs))
-        return Generated(_pixels(result), seconds, stats)
+        return Generated(results_of(result), seconds, stats)
 
     def _chooser(self, policy: Policy, target: Target) -> PlanChooser:
         """What chooses the plans of a policy; kept, so that each is solved once."""
@@ -407,12 +417,36 @@ def _varied(pipe: Pipeline, call: Mapping[str, Any]) -> dict[str, list[Any]]:
     return found
 
 
-def _pixels(result: Any) -> Tensor:
-    """The images or videos of a call: its first output, or itself if it is the batch."""
-    batch = isinstance(result, Tensor) or (
-        isinstance(result, list) and not isinstance(result[0], Tensor | list | tuple)
-    )
-    return to_pixels(result if batch else result[0]).float().cpu()
+def results_of(result: Any) -> Tensor:
+    """The images or videos of a call as a batch with values from 0 to 1, on the CPU.
+
+    A batch of any form; otherwise the first entry of a tuple, list, mapping or output class.
+
+    Example:
+        >>> image = torch.zeros(3, 4, 4)
+        >>> results_of(image[None]).shape, results_of({"images": [image]}).shape
+        (torch.Size([1, 3, 4, 4]), torch.Size([1, 3, 4, 4]))
+    """
+    return to_pixels(result if _is_batch(result) else _first(result)).float().cpu()
+
+
+def _is_batch(result: Any) -> bool:
+    """Whether a result is a batch by itself: a tensor, an array, or a list of images."""
+    if isinstance(result, list):
+        return bool(result) and not isinstance(result[0], list | tuple) and not _many(result[0])
+    return hasattr(result, "shape")
+
+
+def _many(value: Any) -> bool:
+    return len(getattr(value, "shape", ())) > 3
+
+
+def _first(result: Any) -> Any:
+    if isinstance(result, Mapping):
+        return next(iter(result.values()))
+    named = (getattr(result, name, None) for name in ("images", "frames", "videos"))
+    found = next((value for value in named if value is not None), None)
+    return result[0] if found is None else found
 
 
 def synchronized_time() -> float:

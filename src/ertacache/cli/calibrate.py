@@ -52,6 +52,13 @@ Heldout = Annotated[
         help="Prompts to validate on; by default a quarter of the prompts is held out.",
     ),
 ]
+Validate = Annotated[
+    bool,
+    typer.Option(
+        "--validate/--no-validate",
+        help="Measure the plans on held-out prompts; otherwise calibrate on all of them.",
+    ),
+]
 ProfileFile = Annotated[
     Path | None,
     typer.Option(
@@ -85,6 +92,7 @@ def calibrate(
     refit: Refit = True,
     refit_prompts: RefitPrompts = 32,
     heldout: Heldout = None,
+    validate: Validate = True,
     profile: ProfileFile = None,
     force: Force = False,
     prompts: PromptOptions,
@@ -98,7 +106,7 @@ def calibrate(
     no plan is recommended, or --min-psnr is missed.
     """
     texts = choose_prompts(model, prompts.prompts, limit=prompts.limit)
-    validated = None if heldout is None else read_prompts(heldout)
+    validated = _heldout(heldout, validate=validate)
     written = _open_files(context, output, profile, force=force)
     pipe, arguments = open_model(model, call)
     check_continued(profile, pipe, arguments)
@@ -120,6 +128,15 @@ def calibrate(
     save_policy(policy, written, context=context, model=model)
     evaluations = policy.provenance.get("network calls")
     raise typer.Exit(print_verdicts(policy.plans, output, evaluations=evaluations))
+
+
+def _heldout(path: Path | None, *, validate: bool) -> list[str] | None:
+    """The prompts to validate on; None holds some of the others out."""
+    if validate:
+        return None if path is None else read_prompts(path)
+    if path is not None:
+        raise ValueError("--no-validate measures nothing: leave --heldout out")
+    return []
 
 
 def _open_files(

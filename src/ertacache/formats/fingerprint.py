@@ -109,7 +109,7 @@ class Fingerprint:
         scheduler_config: its configuration, ``plain_config`` of it.
         guidance: guidance arguments, each with the values it had, ascending; empty without
             guidance.
-        dtype: number type of the network, such as ``"bfloat16"``.
+        dtype: number type of the network, such as ``"bfloat16"``; ``UNKNOWN`` if it is not known.
         latent_shape: shape of one sample's latent, without the batch.
         versions: library name to version.
     """
@@ -285,7 +285,8 @@ def _range(values: tuple[float, ...] | None) -> object:
 
 
 def _unknown(name: str, value: object) -> bool:
-    return (name, value) in (("denoiser", UNKNOWN), ("denoiser_hash", UNKNOWN_HASH))
+    known = {"denoiser": UNKNOWN, "denoiser_hash": UNKNOWN_HASH, "dtype": UNKNOWN}
+    return name in known and value == known[name]
 
 
 def _share_channels(ours: tuple[int, ...], theirs: tuple[int, ...]) -> bool:

@@ -88,6 +88,7 @@ class PlanChooser:
         """The same for a schedule that was read already; its plan is kept with the object."""
         key = id(schedule), self.target
         if key not in self._chosen:
+            self._check_direction(schedule)
             with torch.device("cpu"):
                 self._chosen[key] = self._choose(schedule)
             self._kept.append(schedule)  # so that no other gets its id
@@ -104,6 +105,22 @@ class PlanChooser:
         if key not in self._schedules:
             self._schedules[key] = read_schedule(scheduler, begin=begin)
         return self._schedules[key]
+
+    def _check_direction(self, schedule: Schedule) -> None:
+        """Raise if the network outputs data minus noise in one run, noise minus data in the other.
+
+        Both are called a flow, and only the steps of the scheduler tell them apart.
+        """
+        profile = self.policy.profile
+        if profile is None:
+            return  # a plan fits a run only if its outputs have the same sign
+        ours, theirs = (s.nominal[:, 1].sum().item() for s in (profile.schedule, schedule))
+        if ours * theirs < 0:
+            raise PolicyError(
+                "the outputs of the network have the opposite sign of the calibrated ones, such as "
+                "data minus noise in place of noise minus data: return them with a minus sign, or "
+                "calibrate this run"
+            )
 
     def _choose(self, schedule: Schedule) -> FittedPlan | None:
         policy, steps = self.policy, schedule.num_steps

@@ -9,15 +9,20 @@ import logging
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from numbers import Real
+from typing import Any
 
 import diffusers
 import torch
 from torch import Tensor, nn
 
 from ertacache.formats.fingerprint import (
+    UNKNOWN,
     UNKNOWN_HASH,
+    ConfigValue,
     Difference,
     Fingerprint,
     hash_config,
@@ -41,6 +46,7 @@ __all__ = [
 ]
 
 DENOISERS = ("transformer", "transformer_2", "unconditional_transformer", "unet")
+MAX_ENTRIES = 8  # of an argument that is a sequence
 _REPORTED: set[tuple[object, ...]] = set()  # policies whose versions were reported in this process
 _LOG = logging.getLogger(__name__)
 # Parts of the names of arguments that guide; the last ones perturb attention or skip layers.
@@ -48,15 +54,26 @@ GUIDANCE = ("guidance", "cfg", "pag_", "sag_", "stg_", "modality_scale")
 
 
 def find_denoisers(pipe: Pipeline) -> dict[str, nn.Module]:
-    """Return the networks of a pipeline by their names, at least one."""
+    """Return the networks of a pipeline by their names, at least one.
+
+    Raises:
+        TypeError: if there is none, or no scheduler.
+    """
     found = {name: getattr(pipe, name, None) for name in DENOISERS}
     modules = {name: module for name, module in found.items() if isinstance(module, nn.Module)}
-    if not modules or getattr(pipe, "scheduler", None) is None:
+    if modules and getattr(pipe, "scheduler", None) is not None:
+        return modules
+    others = {name: other for name, other in found.items() if other is not None}
+    if not modules and others:
+        name, other = next(iter(others.items()))
         raise TypeError(
-            f"{type(pipe).__name__} is not a pipeline that ertacache knows: it needs a scheduler "
-            f"and one of {', '.join(DENOISERS)}"
+            f"{name} of {type(pipe).__name__} is a {type(other).__name__}, on which no hook can be "
+            "put: wrap it in a torch.nn.Module whose forward calls it"
         )
-    return modules
+    raise TypeError(
+        f"{type(pipe).__name__} is not a pipeline that ertacache knows: it needs a scheduler "
+        f"and one of {', '.join(DENOISERS)}"
+    )
 
 
 def guidance_number(name: str, value: object) -> float | None:
@@ -76,12 +93,30 @@ def guidance_number(name: str, value: object) -> float | None:
 def _call_guidance(pipe: Pipeline) -> dict[str, CallArgument]:
     """Guidance arguments of the call under way; of a scale that is no argument the property."""
     scale = CallArgument(getattr(pipe, "guidance_scale", None), None)
-    found = {"guidance_scale": scale} | call_arguments(pipe)
+    given = {"guidance_scale": scale} | call_arguments(pipe)
+    found = {k: v for name, argument in given.items() for k, v in _entries(name, argument)}
     return {
         name: argument
         for name, argument in found.items()
         if guidance_number(name, argument.value) is not None
     }
+
+
+def _entries(name: str, argument: CallArgument) -> list[tuple[str, CallArgument]]:
+    """An argument, or those that it consists of, such as the two ends of an interval.
+
+    Example:
+        >>> _entries("guidance_interval", CallArgument((0.2, 0.8), None))[1]
+        ('guidance_interval[1]', CallArgument(value=0.8, default=None))
+    """
+    values, defaults = argument
+    if not isinstance(values, list | tuple) or len(values) > MAX_ENTRIES:
+        return [(name, argument)]
+    alike = isinstance(defaults, list | tuple) and len(defaults) == len(values)
+    return [
+        (f"{name}[{k}]", CallArgument(value, defaults[k] if alike else None))
+        for k, value in enumerate(values)
+    ]
 
 
 def current_guidance(pipe: Pipeline) -> dict[str, tuple[float, ...]]:
@@ -111,17 +146,16 @@ def fingerprint(
         return pipe.fingerprint(latent_shape=latent_shape, guidance=values)
     denoisers = find_denoisers(pipe)
     networks = {name: unwrap(module) for name, module in denoisers.items()}
-    configs = {name: plain_config(_config(module)) for name, module in networks.items()}
     first = next(iter(networks))
     return Fingerprint(
         pipeline=type(pipe).__name__,
         denoiser=type(networks[first]).__name__,
-        denoiser_hash=hash_config(configs[first] if len(configs) == 1 else configs),
+        denoiser_hash=_hash(networks),
         prediction=prediction_of(pipe.scheduler),
         scheduler=type(pipe.scheduler).__name__,
         scheduler_config=plain_config(pipe.scheduler.config),
         guidance=values,
-        dtype=str(next(networks[first].parameters()).dtype).removeprefix("torch."),
+        dtype=_dtype(networks[first]),
         latent_shape=tuple(latent_shape),
         versions={"diffusers": diffusers.__version__, "torch": torch.__version__},
     )
@@ -211,5 +245,24 @@ def _listed(differences: Sequence[Difference]) -> str:
     return ", ".join(map(str, differences))
 
 
-def _config(module: nn.Module) -> dict[str, object]:
-    return dict(getattr(module, "config", {}))
+def _hash(networks: Mapping[str, nn.Module]) -> str:
+    """Hash of the configurations of all networks; unknown if nothing tells them from others."""
+    configs = {name: _config(module) for name, module in networks.items()}
+    if not all(configs.values()):
+        return UNKNOWN_HASH
+    return hash_config(next(iter(configs.values())) if len(configs) == 1 else configs)
+
+
+def _config(module: nn.Module) -> dict[str, ConfigValue]:
+    """The configuration of a network; of one that has none, the shapes of its parameters."""
+    given: Any = getattr(module, "config", None)
+    if given is not None:
+        with suppress(TypeError, ValueError):
+            return plain_config(dict(given))
+    return {name: tuple(weight.shape) for name, weight in module.named_parameters()}
+
+
+def _dtype(module: nn.Module) -> str:
+    """Number type of a network; that of what it is wrapped around may not be known."""
+    weight = next(chain(module.parameters(), module.buffers()), None)
+    return UNKNOWN if weight is None else str(weight.dtype).removeprefix("torch.")

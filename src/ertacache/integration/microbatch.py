@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -39,8 +40,8 @@ class MicroBatch:
 
     def forward(self, module: nn.Module, below: Callable[..., Any], *args: Any, **kw: Any) -> Any:
         """Call ``below``, the forward of ``module``, on parts of the batch and join the outputs."""
-        arguments = _named(module, args, kw)
-        rows = _batch(arguments)
+        named = _named(module, args)
+        rows = _batch(named | kw, args)
         # Guidance that shares a call with the prompts brings several rows per prompt.
         size = self.size * max(1, rows // self.prompts)
         if size >= rows:
@@ -48,26 +49,29 @@ class MicroBatch:
         parts = []
         for start in range(0, rows, size):
             place = slice(start, min(start + size, rows))
-            part = {
-                name: value if name in SHARED else _take(value, rows, place)
-                for name, value in arguments.items()
-            }
-            parts.append(below(**part))
+            names = [*named, *[""] * (len(args) - len(named))]
+            given = [_part(n, v, rows, place) for n, v in zip(names, args, strict=True)]
+            parts.append(below(*given, **{n: _part(n, v, rows, place) for n, v in kw.items()}))
         return _join(parts)
 
 
-def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    if not args:
-        return kwargs
-    names = list(inspect.signature(type(module).forward).parameters)[1:]
-    return dict(zip(names, args, strict=False)) | kwargs
+def _named(module: nn.Module, args: tuple[Any, ...]) -> dict[str, Any]:
+    """The positional arguments that have names; those of ``*args`` have none."""
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
+    known = list(inspect.signature(type(module).forward).parameters.values())[1:]
+    names = [parameter.name for parameter in takewhile(lambda p: p.kind not in several, known)]
+    return dict(zip(names, args, strict=False))
 
 
-def _batch(arguments: Mapping[str, Any]) -> int:
-    """Rows of the latent, the first argument of every network, or one with one of two names."""
-    names = ("hidden_states", "sample", *arguments)
-    latent = next(arguments[name] for name in names if isinstance(arguments.get(name), Tensor))
-    return len(latent)
+def _batch(named: Mapping[str, Any], args: tuple[Any, ...]) -> int:
+    """Rows of the latent: one with one of two names, or the first argument that has rows."""
+    latents = (named.get("hidden_states"), named.get("sample"), *args, *named.values())
+    found = (value for value in latents if isinstance(value, Tensor) and value.ndim > 0)
+    return next((len(value) for value in found), 1)
+
+
+def _part(name: str, value: Any, rows: int, place: slice) -> Any:
+    return value if name in SHARED else _take(value, rows, place)
 
 
 def _take(value: Any, rows: int, place: slice) -> Any:
@@ -75,10 +79,7 @@ def _take(value: Any, rows: int, place: slice) -> Any:
     if isinstance(value, Tensor):
         return value[place] if value.ndim > 0 and len(value) == rows else value
     if isinstance(value, dict):
-        return {
-            name: entry if name in SHARED else _take(entry, rows, place)
-            for name, entry in value.items()
-        }
+        return {name: _part(name, entry, rows, place) for name, entry in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(_take(entry, rows, place) for entry in value)
     return value

@@ -5,6 +5,7 @@ Looks on and changes nothing. The pipeline's arguments are passed through.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from ertacache.integration.schedulers import (
 )
 from ertacache.integration.tracker import NetworkCall, StepCall, Tracker, check_plain
 
-__all__ = ["Recording", "record"]
+__all__ = ["NO_STEP", "Recording", "argument_default", "record", "takes_argument"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,20 +68,41 @@ def record(pipe: Pipeline, **call_kwargs: Any) -> Recording:
         runs.append(_Recorder(pipe))
         return runs[-1]
 
+    output = {"output_type": "latent"} if takes_argument(pipe, "output_type") else {}
     tracker = Tracker(pipe, find_denoisers(pipe), start=start)
     try:
-        pipe(**({"output_type": "latent"} | call_kwargs))
+        pipe(**(output | call_kwargs))
     finally:
         tracker.remove()
     if not runs:
-        raise SchedulerError(_NO_STEP)
+        raise SchedulerError(NO_STEP)
     return runs[-1].result()
 
 
-_NO_STEP = (
+NO_STEP = (
     "the pipeline never called the step of its scheduler, but that of copies, or of none: no "
     "policy can follow such a run"
 )
+
+
+def takes_argument(pipe: Pipeline, name: str) -> bool:
+    """Whether the call of a pipeline takes an argument of a name, also as ``**kwargs``."""
+    known = _parameters(pipe)
+    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+    return anything or name in known or not known
+
+
+def argument_default(pipe: Pipeline, name: str) -> object:
+    """The default of an argument of a pipeline's call; None if there is none."""
+    found = _parameters(pipe).get(name)
+    return None if found is None or found.default is found.empty else found.default
+
+
+def _parameters(pipe: Pipeline) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(type(pipe).__call__).parameters
+    except (TypeError, ValueError):
+        return {}  # a call that cannot be looked into
 
 
 class _Recorder:
@@ -131,7 +153,7 @@ class _Recorder:
 
     def result(self) -> Recording:
         if not self._outputs:
-            raise SchedulerError(_NO_STEP)
+            raise SchedulerError(NO_STEP)
         if len(self._outputs) != self.num_steps:
             raise SchedulerError(
                 f"the run took {len(self._outputs)} of the {self.num_steps} steps of its sigma "

@@ -179,7 +179,7 @@ class PolicySampler:
         """Sample; the arguments are those of every sampler function."""
         extra = dict(extra_args or {})
         integrate = integrate_sampler(self._base, like=model, extra_args=extra, **options)
-        run = self._plans.read(integrate, sigmas, x, key=tuple(sorted(options.items())))
+        run = self._plans.read(integrate, sigmas, x, key=repr(sorted(options.items())))
         self.plan, self.computed = self._plans.choose(run, x, self._layout), 0
         if self.plan is None:
             return self._base(

@@ -83,9 +83,9 @@ class NetworkCall:
 
     @property
     def batch(self) -> int:
-        """The rows of its batch: those of the first tensor among the arguments."""
+        """The rows of its batch: those of the first tensor with rows among the arguments."""
         given = (*self.args, *self.kwargs.values())
-        return len(next(one for one in given if isinstance(one, Tensor)))
+        return next((len(one) for one in given if isinstance(one, Tensor) and one.ndim > 0), 1)
 
     def compute(self, rows: slice | None = None) -> Any:
         """Evaluate the network, on some rows of the batch only if ``rows`` are given."""

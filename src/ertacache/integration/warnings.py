@@ -22,6 +22,7 @@ _LATENT = (
     "the result holds NaN or infinity, although every output of the network was finite: the "
     "policy's steps left the range of {dtype}; use a policy with more computed steps, or float32"
 )
+# Both only in runs whose arguments are not the calibrated ones, or that a callback may change.
 _CALLS = (
     "step {step} called the network {now} times, the computed step before it {before} times: a "
     "reused step does not follow guidance that changes during a run, which is right only if the "

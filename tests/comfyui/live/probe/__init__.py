@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import comfy.nested_tensor
+import comfy.patcher_extension
 import comfy.samplers
 import torch
 from comfy_api.latest import ComfyExtension, io
@@ -41,6 +42,33 @@ def _count(layer: Any, inputs: tuple[Any, ...]) -> None:
     layer.calls += 1
     layer.rows += len(inputs[0])
     time.sleep(layer.seconds)
+
+
+class CopyInput(io.ComfyNode):
+    """MODEL in, MODEL out; the network gets a copy of its input.
+
+    EasyCache adds to its input in place. If the network has the type of the latents, float32, that
+    is the latent of the step itself, and the result is spoilt.
+    """
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="ProbeCopyInput",
+            category="probe",
+            inputs=[io.Model.Input("model")],
+            outputs=[io.Model.Output()],
+        )
+
+    @classmethod
+    def execute(cls, model: Any) -> io.NodeOutput:
+        patched, kind = model.clone(), comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL
+        patched.add_wrapper_with_key(kind, "copy", _copy)
+        return io.NodeOutput(patched)
+
+
+def _copy(executor: Any, x: Any, *rest: Any, **named: Any) -> Any:
+    return executor(x.clone(), *rest, **named)
 
 
 class ReadCalls(io.ComfyNode):
@@ -123,7 +151,7 @@ class Probe(ComfyExtension):
     """What ComfyUI asks for the nodes."""
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return [CountCalls, ReadCalls, SampleNested]
+        return [CountCalls, CopyInput, ReadCalls, SampleNested]
 
 
 async def comfy_entrypoint() -> Probe:
