@@ -55,11 +55,7 @@ class Recorder:
         >>> policy = recorder.policy()
         >>> policy
         <policy for loop: a profile of 3 runs of 10 steps, 0 plans>
-<<<<<<< HEAD
-        >>> noise = flow.noise(64, 9)[None]
-=======
         >>> noise = flow.noise(64, seed=9)[None]
->>>>>>> d39c2f0553c46ab524926d2d9d0e1eb16ae0325c
         >>> ertacache.sample(flow.velocity, noise, sigmas, policy, speedup=2).shape
         torch.Size([1, 64, 2])
     """
