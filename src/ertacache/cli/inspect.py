@@ -169,29 +169,18 @@ def _print_frontier(policy: Policy) -> None:
     from ertacache.integration.solve import PlanSolver
 
     solver = PlanSolver(policy)
-    schedule = solver.profile.schedule
-    # The frontier is of trajectory plans; those of the paper's method are no points of it.
-    plans = [p for p in policy.plans if p.method == "trajectory" and p.fits(schedule)]
-    fitted = {len(plan.compute_steps): plan for plan in plans}
-    rows: list[list[str | Text]] = []
-    for known in solver.known:
-        computed = len(known.compute_steps)
-        plan = fitted.get(computed)
-        row = None if plan is None else plan.measured
-        error = known.predicted_error
-        if plan is not None and plan.measured_error is not None:
-            error = plan.measured_error
-        steps = known.compute_steps if plan is None else plan.compute_steps
-        rows.append(
-            [
-                str(computed),
-                f"{schedule.num_steps / computed:.2f}x",
-                f"{error:.3g}",
-                decibels(solver.psnr(error)),
-                "" if row is None else decibels(row.psnr),
-                draw_mask(steps, schedule.num_steps),
-            ]
-        )
+    steps = solver.profile.num_steps
+    rows: list[list[str | Text]] = [
+        [
+            str(len(row.compute_steps)),
+            f"{steps / len(row.compute_steps):.2f}x",
+            f"{row.error:.3g}",
+            decibels(row.predicted_psnr),
+            "" if row.measured_psnr is None else decibels(row.measured_psnr),
+            draw_mask(row.compute_steps, steps),
+        ]
+        for row in solver.rows()
+    ]
     print_table(
         "Frontier: the best compute schedule found for every number of computed steps",
         ["computed", "fewer", "error", "predicted", "measured", "step mask"],

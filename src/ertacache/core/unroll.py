@@ -91,11 +91,10 @@ def read_loop(
                 [ 1.0000, -0.2500, -0.7500]], dtype=torch.float64)
     """
     sigmas = check_loop_sigmas(sigmas, flow=flow)
-    probe = _Probe(rows=STAGES * len(sigmas), ndim=ndim)
-    with torch.random.fork_rng(devices=[]):
-        last = integrate(probe, probe.start, sigmas)
-    latents = probe.latents(last)
-    raw = torch.tensor([*probe.sigmas, float(sigmas[-1])], dtype=torch.float64)
+    try:
+        latents, raw = _read(integrate, sigmas, ndim, torch.float64)
+    except RuntimeError:  # constants of its own may be float32, as those of ComfyUI's uni_pc
+        latents, raw = _read(integrate, sigmas, ndim, torch.float32)
     if bool((raw.diff() >= 0).any()):
         raise ValueError(
             "the sampler evaluates the network twice at one noise level, or at a higher one than "
@@ -111,6 +110,18 @@ def read_loop(
         begun=float(share[0]) >= PURE_NOISE if begun is None else begun,
     )
     return LoopRun(raw, schedule)
+
+
+def _read(
+    integrate: Integrate, sigmas: Tensor, ndim: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The latents of a run on unit vectors of a type, and its noise levels."""
+    probe = _Probe(rows=STAGES * len(sigmas), ndim=ndim, dtype=dtype)
+    levels = sigmas.to(dtype, copy=True)  # a sampler may write to its sigmas, as uni_pc does
+    with torch.random.fork_rng(devices=[]):
+        last = integrate(probe, probe.start, levels)
+    raw = torch.tensor([*probe.sigmas, float(levels[-1])], dtype=torch.float64)
+    return probe.latents(last), raw
 
 
 def check_loop_sigmas(sigmas: Tensor, *, flow: bool) -> Tensor:
@@ -136,9 +147,9 @@ class _Probe:
     is large enough for clipping to show.
     """
 
-    def __init__(self, *, rows: int, ndim: int) -> None:
+    def __init__(self, *, rows: int, ndim: int, dtype: torch.dtype) -> None:
         self._shape = (rows + 2, *[1] * (ndim - 1))
-        self._rows = rows
+        self._rows, self._dtype = rows, dtype
         place = torch.arange(rows, dtype=torch.float64)
         self._mixture = (20 + place % 7) * (1 - 2 * (place % 2))
         self.sigmas: list[float] = []
@@ -146,7 +157,7 @@ class _Probe:
         self.start = self._unit(0)
 
     def _unit(self, place: int) -> Tensor:
-        unit = torch.zeros(self._rows + 2, dtype=torch.float64)
+        unit = torch.zeros(self._rows + 2, dtype=self._dtype)
         unit[place], unit[-1] = 1, self._mixture[place]
         return unit.view(self._shape)
 

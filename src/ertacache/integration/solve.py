@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -35,6 +36,7 @@ from ertacache.formats.policy import Policy, PolicyError
 from ertacache.formats.profile import Profile
 
 __all__ = [
+    "FrontierRow",
     "PlanSolver",
     "error_of",
     "guess_unit",
@@ -52,6 +54,22 @@ QUICK = 5
 NEIGHBOURS = 3  # schedules of the frontier that a search begins with, of each kind
 PIXEL_SPREAD = 0.25  # standard deviation of images with values from 0 to 1, roughly
 TINY = 1e-12  # an error below it is none
+
+
+class FrontierRow(NamedTuple):
+    """What is known of one number of computed steps on the profiled schedule.
+
+    Attributes:
+        compute_steps: the best compute schedule found; of the fitted plan, if there is one.
+        error: distance of the final latent to the full run's, measured if it was.
+        predicted_psnr: what that error makes of the result, in dB.
+        measured_psnr: the same, measured; None if it was not.
+    """
+
+    compute_steps: Steps
+    error: float
+    predicted_psnr: float
+    measured_psnr: float | None
 
 
 class PlanSolver:
@@ -136,6 +154,23 @@ class PlanSolver:
         starts = [self._starts(schedule, n, count=1)[0] for n in budgets]
         found = self._frontier(self._gram(schedule), schedule, budgets, starts, rounds=0)
         return {point.computed: point.predicted_error for point in found.points}
+
+    def rows(self) -> list[FrontierRow]:
+        """The frontier, with what was measured of it, by ascending numbers of computed steps."""
+        # The frontier is of trajectory plans; those of the paper's method are no points of it.
+        plans = [p for p in self.policy.plans if p.method == "trajectory"]
+        fitted = {len(p.compute_steps): p for p in plans if p.fits(self.profile.schedule)}
+        found = []
+        for known in self.known:
+            plan = fitted.get(len(known.compute_steps))
+            error, psnr = known.predicted_error, None
+            if plan is not None and plan.measured_error is not None:
+                error = plan.measured_error
+            if plan is not None and plan.measured is not None:
+                psnr = plan.measured.psnr
+            steps = known.compute_steps if plan is None else plan.compute_steps
+            found.append(FrontierRow(steps, error, self.psnr(error), psnr))
+        return found
 
     def order(self, schedule: Schedule, budget: int) -> int:
         """Order of the polynomial that plans of a budget are pulled towards."""
