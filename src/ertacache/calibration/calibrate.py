@@ -6,6 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from ertacache.calibration.trial import measure_fits, with_frontier
 from ertacache.calibration.validate import NOT_HELD_OUT, hold_out, validate
 from ertacache.core.plans import Reuse, Target
 from ertacache.formats.fitted import FittedPlan
+from ertacache.formats.lock import locked
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import ProfiledPrompt
 from ertacache.integration.private_api import Pipeline
@@ -183,7 +185,8 @@ def calibrate(
     count = check_refit_prompts(refit_prompts) if refit else 0
     runs = _Runs.of(session, prompts, heldout, seed=seed, refitted=count)
     work = _Calibration(session, runs, targets, options)
-    work.check()
+    with nullcontext() if profile_path is None else locked(profile_path):
+        work.check()
     known = work.profile(profile_path, provenance)
     return work.paper(known) if method == "paper" else work.trajectory(known)
 
