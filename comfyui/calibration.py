@@ -18,13 +18,13 @@ import comfy.sample
 import comfy.samplers
 import comfy.utils
 import torch
-from ertacache.integration.loops import Loop
-from ertacache.integration.sample import denoise_of
 from torch import Tensor
 
 import ertacache
 from ertacache import Policy, PolicyError
 from ertacache.calibration.session import Progress
+from ertacache.integration.loops import Loop
+from ertacache.integration.sample import denoise_of
 
 from .sampling import MODEL_KEY, base_function, prediction_of
 

@@ -17,13 +17,11 @@ if TYPE_CHECKING:
     from ertacache.formats.policy import Policy, PolicyError
     from ertacache.integration.attach import attach, detach, summary, using
     from ertacache.integration.sample import sample
-    from ertacache.integration.schedulers import SchedulerError
 
 __all__ = [
     "Policy",
     "PolicyError",
     "Recorder",
-    "SchedulerError",
     "attach",
     "calibrate",
     "detach",
@@ -41,7 +39,6 @@ _HOMES = {
     "Policy": "ertacache.formats.policy",
     "PolicyError": "ertacache.formats.policy",
     "Recorder": "ertacache.calibration.recorder",
-    "SchedulerError": "ertacache.integration.schedulers",
     "attach": "ertacache.integration.attach",
     "calibrate": "ertacache.calibration.calibrate",
     "detach": "ertacache.integration.attach",
