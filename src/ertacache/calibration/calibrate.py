@@ -13,6 +13,7 @@ from ertacache.calibration.paper import calibrate_paper, check_one_call
 from ertacache.calibration.profile import profile_runs
 from ertacache.calibration.refit import REFIT_PROMPTS, check_refit_prompts, refit_budget
 from ertacache.calibration.session import HELDOUT_SEED, Session, Stage
+from ertacache.calibration.sharing import find_parts, taking_up
 from ertacache.calibration.solve import (
     Method,
     PaperOptions,
@@ -23,6 +24,7 @@ from ertacache.calibration.solve import (
 from ertacache.calibration.trial import measure_fits, with_frontier
 from ertacache.calibration.validate import NOT_HELD_OUT, hold_out, validate
 from ertacache.core.plans import Reuse, Target
+from ertacache.distributed import ALONE, Processes
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import ProfiledPrompt
@@ -143,6 +145,8 @@ def calibrate(
     refit: bool = True,
     refit_prompts: int = REFIT_PROMPTS,
     profile_path: str | os.PathLike[str] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    processes: Processes = ALONE,
     provenance: Mapping[str, str] | None = None,
     stage: Stage | None = None,
     **call: Any,
@@ -169,6 +173,9 @@ def calibrate(
         refit: run trials and refit in closed loop; the paper's method: calibrate on the network.
         refit_prompts: calibration prompts to refit on; their latents are held in memory.
         profile_path: file that the profile is written to as it grows, and resumed from.
+        resume: folder that finished runs are kept in until the policy is made, reference latents
+            among them. The same call continues from it; at the end it is removed.
+        processes: those that share the runs, each with the same pipeline and arguments.
         provenance: strings to keep in the file besides the call, such as the command line.
         stage: called with the name of every stage; returns what is called with its progress.
         **call: arguments of the pipeline. A list of values, such as ``guidance_scale=[2, 5]``,
@@ -178,12 +185,16 @@ def calibrate(
         method, speedup=speedup, compute_steps=compute_steps, min_psnr=min_psnr, threshold=threshold
     )
     options = PaperOptions(reuse, adjust_timesteps, rectify)
-    session = Session(pipe, call, batch_size=batch_size, stage=stage)
+    parts = find_parts(resume, beside=profile_path, processes=processes)
     count = check_refit_prompts(refit_prompts) if refit else 0
-    runs = _Runs.of(session, prompts, heldout, seed=seed, refitted=count)
-    work = _Calibration(session, runs, targets, options)
-    known = work.profile(profile_path, provenance)
-    return work.paper(known) if method == "paper" else work.trajectory(known)
+    with taking_up(parts, processes):
+        session = Session(
+            pipe, call, batch_size=batch_size, stage=stage, processes=processes, parts=parts
+        )
+        runs = _Runs.of(session, prompts, heldout, seed=seed, refitted=count)
+        work = _Calibration(session, runs, targets, options)
+        known = work.profile(profile_path, provenance)
+        return work.paper(known) if method == "paper" else work.trajectory(known)
 
 
 @dataclass(frozen=True)
