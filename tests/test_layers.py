@@ -23,11 +23,15 @@ LAYERS: list[tuple[set[str], set[str]]] = [
     ({"formats"}, {"torch", "safetensors", "filelock"}),
     ({"metrics"}, {"torch", "PIL", "imageio", "transformers"}),
     ({"models", "integration"}, {"torch", "safetensors", "diffusers", "transformers"}),
+    ({"distributed"}, {"torch", "accelerate"}),
     ({"calibration"}, {"torch"}),
     ({"baselines"}, {"torch", "diffusers", "cache_dit"}),
     ({"bench"}, {"torch", "diffusers", "safetensors"}),
     ({"report"}, {"torch", "PIL", "matplotlib"}),
-    ({"cli"}, {"torch", "typer", "rich", "PIL", "imageio", "diffusers", "transformers"}),
+    (
+        {"cli", "__main__"},
+        {"torch", "typer", "rich", "PIL", "imageio", "diffusers", "transformers"},
+    ),
 ]
 
 

@@ -63,16 +63,19 @@ class Processes:
         if not is_launched():
             return ALONE
         import torch
-        from accelerate import PartialState
+        from accelerate import PartialState  # type: ignore[import-untyped]
         from torch import distributed
 
         patience = timedelta(seconds=timeout)
+        on_cpu = not getattr(torch, "accelerator", torch.cuda).is_available()
         try:
-            state = PartialState(timeout=patience)
+            state = PartialState(cpu=on_cpu, timeout=patience)
+            if state.num_processes != int(os.environ["WORLD_SIZE"]):
+                raise ValueError(f"{os.environ['WORLD_SIZE']} were started, but none is connected")
             group = distributed.new_group(backend="gloo", timeout=patience)
         except (RuntimeError, ValueError) as cause:
             raise ValueError(f"cannot reach the other processes: {cause}") from cause
-        device = str(state.device) if torch.cuda.is_available() else None
+        device = None if on_cpu else str(state.device)
         return cls(state.process_index, state.num_processes, group=group, device=device)
 
     @property

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from ertacache.calibration.lockstep import refit_plan, run_plan
 from ertacache.calibration.profile import profile_runs
-from ertacache.calibration.session import Evaluations, Reference, Session, number_runs
+from ertacache.calibration.reference import Reference
+from ertacache.calibration.session import Session, number_runs
+from ertacache.calibration.sharing import Evaluations
 from ertacache.calibration.solve import solve
 from ertacache.core.distance import distances, typical_distance
 from ertacache.core.groups import ONE_GROUP, Groups
@@ -159,10 +161,10 @@ def test_finer_refits_come_closer_to_the_runs_that_they_are_fitted_on(
     known, reference = profile_runs(session, runs, keep=runs), session.reference(runs)
     finest = reference.finest
     assert finest is not None
-    assert reference.branch == (name != "flux" or bool(more))
+    assert reference.facts.branch == (name != "flux" or bool(more))
     errors: dict[tuple[Groups, bool], float] = {}
     for groups in (ONE_GROUP, Groups(bands=3), Groups(channels=finest.channels), finest):
-        for branch in (False, True)[: 1 + reference.branch]:
+        for branch in (False, True)[: 1 + reference.facts.branch]:
             fit = Fit(ridge=1e-4, groups=groups, branch=branch)
             plan, found = refitted(session, known, runs, fit=fit)
             assert (plan.groups, plan.branch) == (groups, branch)

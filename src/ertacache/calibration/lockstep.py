@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ertacache.calibration.reference import Reference
-from ertacache.calibration.session import Session
+from ertacache.calibration.session import Session, group_runs
 from ertacache.calibration.sharing import Phase, Record
 from ertacache.core.distance import distances
 from ertacache.core.plans import TrajectoryPlan, uniform_schedule
@@ -114,10 +114,9 @@ class _Refit:
 
     def run(self) -> Record:
         """Coefficients and distances, exchanged between all processes."""
-        sharing = self.session.sharing
-        mine = [k for k, owner in enumerate(self.reference.owners) if self._is_mine(owner)]
-        meeting = _Meeting(mine, sharing.add_up)
-        calls = [(self.reference.batches[k], self._stepper(k, meeting)) for k in mine]
+        sharing, batches = self.session.sharing, self._batches()
+        meeting = _Meeting(list(batches), sharing.add_up)
+        calls = [(batch, self._stepper(batch, meeting)) for batch in batches.values()]
         if not calls:  # more processes than batches: the others wait for its part of every sum
             for _ in range(self.reference.schedule.num_steps):
                 sharing.add_up({})
@@ -126,15 +125,26 @@ class _Refit:
             self.session.lockstep(calls[0][0], self.policy, calls[0][1])
         else:
             meeting.run(self.session, self.policy, calls)
-        return self._collect(mine, [stepper for _, stepper in calls])
+        return self._collect(batches, [stepper for _, stepper in calls])
 
-    def _is_mine(self, owner: int) -> bool:
-        return owner == self.session.sharing.processes.number
+    def _batches(self) -> dict[int, Sequence[ProfiledPrompt]]:
+        """The batches of this process by their numbers."""
+        reference, number = self.reference, self.session.sharing.processes.number
+        mine: dict[int, Sequence[ProfiledPrompt]] = {
+            k: reference.batches[k] for k, o in enumerate(reference.owners) if o == number
+        }
+        if "scheduler" in vars(self.session.pipe):
+            return mine
+        # An object around a pipeline cannot be copied: all in one call, in smaller ones of the
+        # network. Then the number of processes matters, to rounding.
+        found: dict[int, Sequence[ProfiledPrompt]] = {}
+        for group in group_runs([run for batch in mine.values() for run in batch]):
+            found[next(k for k, batch in mine.items() if group[0] in batch)] = group
+        return found
 
-    def _stepper(self, number: int, meeting: _Meeting) -> RefitStepper:
-        reference, batch = self.reference, self.reference.batches[number]
+    def _stepper(self, batch: Sequence[ProfiledPrompt], meeting: _Meeting) -> RefitStepper:
+        reference, fitted = self.reference, set(self.fitted)
         places = reference.places(batch)
-        fitted = set(self.fitted)
         mine = torch.tensor([k for k, place in enumerate(places) if place in fitted]).long()
         return RefitStepper(
             reference.latents.select(places),
@@ -146,17 +156,19 @@ class _Refit:
             reduce=meeting.add,
         )
 
-    def _collect(self, numbers: Sequence[int], steppers: Sequence[RefitStepper]) -> Record:
+    def _collect(
+        self, batches: Mapping[int, Sequence[ProfiledPrompt]], steppers: Sequence[RefitStepper]
+    ) -> Record:
         """The distances of all runs, and the coefficients of the first batch, which all have."""
-        sharing, reference = self.session.sharing, self.reference
-        found = {str(number): stepper.distances for number, stepper in zip(numbers, steppers)}
-        if 0 in numbers:
-            found["coefficients"] = steppers[0].coefficients
-        joined = sharing.gather("refitted", found)
-        every = torch.empty(len(reference.runs), dtype=torch.float64)
-        for number, batch in enumerate(reference.batches):
-            every[reference.places(batch)] = joined[str(number)]
-        return {"distances": every, "coefficients": joined["coefficients"]}
+        reference, found = self.reference, dict[str, Tensor]()
+        for (number, batch), stepper in zip(batches.items(), steppers, strict=True):
+            for place, distance in zip(reference.places(batch), stepper.distances, strict=True):
+                found[str(place)] = distance
+            if number == 0:
+                found["coefficients"] = stepper.coefficients
+        joined = self.session.sharing.gather("refitted", found)
+        every = [joined[str(place)] for place in range(len(reference.runs))]
+        return {"distances": torch.stack(every), "coefficients": joined["coefficients"]}
 
 
 def digest(plan: TrajectoryPlan) -> list[object]:

@@ -127,7 +127,7 @@ class _Profiling:
     keep: Collection[ProfiledPrompt]
 
     def extend(self, known: Policy | None) -> Policy:
-        """Profile the runs that are missing, batch by batch, as they would be if none were there."""
+        """Profile the runs that are missing, in the batches of an undisturbed profile."""
         session = self.session
         there = () if known is None or known.profile is None else known.profile.runs
         batches = [[run for run in batch if run not in there] for batch in self._batches()]

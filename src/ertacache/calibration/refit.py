@@ -86,6 +86,7 @@ def refit(
     """
     if not isinstance(policy, Policy):
         policy = Policy.load(policy)
+    policy = _from_main(policy, processes)
     profile = profile_of(policy)
     target = Target(speedup, compute_steps)
     if target == Target():
@@ -99,6 +100,14 @@ def refit(
         )
         plan = _refit_plan(session, policy, target, heldout, check_refit_prompts(refit_prompts))
         return policy.with_plan(plan)
+
+
+def _from_main(policy: Policy, processes: Processes) -> Policy:
+    """The policy of the main process, should that of another be older."""
+    if processes.count == 1:
+        return policy
+    found = processes.from_main("policy", policy._to_bytes())
+    return policy if processes.is_main else Policy._from_bytes(found, "the policy")
 
 
 def _refit_plan(
