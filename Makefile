@@ -46,6 +46,7 @@ bench: setup
 	$(BIN)/python benchmarks/sensitivity.py
 	$(BIN)/python benchmarks/curves.py
 	$(BIN)/python benchmarks/errormaps.py
+	$(BIN)/python benchmarks/scale.py
 	for model in $(MODELS); do $(BIN)/python benchmarks/overhead.py $$model || exit 1; done
 	$(BIN)/python -m training.reference reference
 	$(foreach model,$(MODELS),$(BIN)/ertacache bench $(model) $(REFERENCE_$(model)) --force -o results/bench-$(model).json &&) true

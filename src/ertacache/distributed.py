@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ALONE", "FailedError", "Processes", "is_launched", "launched_number"]
 
-PATIENCE = 7200.0  # seconds: a full run of a large video model may take a good part of an hour
+PATIENCE = 21600.0  # seconds: all variants of a large video on held-out prompts take hours
 LOST = (
     "another process of this launch has ended, or does not answer: finished runs are kept, and the "
     "same command continues from there"

@@ -1,6 +1,6 @@
 """A launcher for tests: forks processes that have loaded everything, and runs a task in each.
 
-``python -m tests.distributed.launch '[{"task": "calibrate", "count": 2, "folder": "..."}]'`` runs the
+``python -m tests.distributed.launch LAUNCHES``, with LAUNCHES as JSON, runs the
 launches one after another and prints the exit codes of their processes as JSON.
 """
 
@@ -54,7 +54,7 @@ def _main(launches: list[Launch]) -> None:
         count, folder = each.pop("count"), Path(each.pop("folder"))
         folder.mkdir(parents=True, exist_ok=True)
         codes.append(_fork(task, count, folder, number, each))
-    print(json.dumps(codes))
+    sys.stdout.write(json.dumps(codes) + "\n")
 
 
 def _fork(
@@ -89,7 +89,7 @@ def _run(task: Callable[..., None], folder: Path, name: str, settings: Launch) -
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"error: {error}\n")
         code = 2
     except BaseException:
         traceback.print_exc()

@@ -13,6 +13,7 @@ import torch
 import ertacache
 from ertacache import cli
 from ertacache.calibration import session as sessions
+from ertacache.calibration import trial
 from ertacache.calibration.session import Session
 from ertacache.core.steppers import RefitStepper
 from ertacache.distributed import Processes
@@ -23,11 +24,10 @@ from tests.integration.tiny import CASES
 CALL = {"max_sequence_length": 8, "num_inference_steps": STEPS} | CASES["flux"].arguments
 PIPE = CASES["flux"].build()
 TIMEOUT = 60.0
+trial.SPEEDUPS = (2.0,)  # fewer plans are tried
 
 
-def calibrate(
-    folder: Path, name: str, *, batch_size: int = 1, kill: tuple[str, int, int] | None = None
-) -> None:
+def calibrate(folder: Path, name: str, *, kill: tuple[str, int, int] | None = None) -> None:
     """Calibrate the tiny pipeline; ``kill`` ends a process after so many steps of a kind."""
     processes = Processes.launched(timeout=TIMEOUT)
     _watch(folder, name)
@@ -38,7 +38,7 @@ def calibrate(
         PROMPTS,
         heldout=HELDOUT,
         compute_steps=4,
-        batch_size=batch_size,
+        batch_size=2,
         profile_path=folder / "profile.safetensors",
         resume=folder / "parts",
         processes=processes,

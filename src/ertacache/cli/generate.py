@@ -211,7 +211,7 @@ class _Runner:
                 for lines, numbers in (each for data in made for each in json.loads(data)):
                     for line in lines:
                         print_line(line)
-                    compared += [_Compared(*numbers)] * bool(numbers)
+                    compared += [_Compared(*numbers)] if numbers else []
                 progress(min(first + processes.count, len(jobs)), len(jobs))
         if len(compared) > 1:
             _print_summary(compared)
