@@ -12,8 +12,7 @@ from typing import Any
 from ertacache.calibration.paper import calibrate_paper, check_one_call
 from ertacache.calibration.profile import profile_runs
 from ertacache.calibration.refit import REFIT_PROMPTS, check_refit_prompts, refit_budget
-from ertacache.calibration.session import HELDOUT_SEED, Session, Stage
-from ertacache.calibration.sharing import find_parts, taking_up
+from ertacache.calibration.session import HELDOUT_SEED, Session, Stage, open_session
 from ertacache.calibration.solve import (
     Method,
     PaperOptions,
@@ -164,17 +163,14 @@ def calibrate(
         reuse: the paper's method: what a reused step returns.
         adjust_timesteps: the paper's method: adjust the sigma schedule.
         rectify: the paper's method: rectify reused outputs.
-        heldout: prompts to validate on; by default a quarter of ``prompts`` is held out. What is
-            held out is not calibrated on, neither here nor with runs at ``profile_path``. Only
-            where nothing would remain, as with a single prompt, the same prompts are validated on
-            with other seeds: a warning, and marked in the measurements.
+        heldout: prompts to validate on; by default a quarter of ``prompts``. They are not
+            calibrated on, unless nothing would remain: a warning, and marked in the measurements.
         seed: seed of the first prompt's noise; the others count up.
         batch_size: prompts per call of the pipeline, and of the network during the refit.
         refit: run trials and refit in closed loop; the paper's method: calibrate on the network.
         refit_prompts: calibration prompts to refit on; their latents are held in memory.
         profile_path: file that the profile is written to as it grows, and resumed from.
-        resume: folder that finished runs are kept in until the policy is made, reference latents
-            among them. The same call continues from it; at the end it is removed.
+        resume: folder that keeps finished runs until the policy is made: the same call continues.
         processes: those that share the runs, each with the same pipeline and arguments.
         provenance: strings to keep in the file besides the call, such as the command line.
         stage: called with the name of every stage; returns what is called with its progress.
@@ -184,17 +180,12 @@ def calibrate(
     targets = Targets.of(
         method, speedup=speedup, compute_steps=compute_steps, min_psnr=min_psnr, threshold=threshold
     )
-    options = PaperOptions(reuse, adjust_timesteps, rectify)
-    parts = find_parts(resume, beside=profile_path, processes=processes)
+    work: dict[str, Any] = {"batch_size": batch_size, "stage": stage, "processes": processes}
     count = check_refit_prompts(refit_prompts) if refit else 0
-    with taking_up(parts, processes):
-        session = Session(
-            pipe, call, batch_size=batch_size, stage=stage, processes=processes, parts=parts
-        )
+    with open_session(pipe, call, **work, resume=resume, beside=profile_path) as session:
         runs = _Runs.of(session, prompts, heldout, seed=seed, refitted=count)
-        work = _Calibration(session, runs, targets, options)
-        known = work.profile(profile_path, provenance)
-        return work.paper(known) if method == "paper" else work.trajectory(known)
+        options = PaperOptions(reuse, adjust_timesteps, rectify)
+        return _Calibration(session, runs, targets, options).run(profile_path, provenance)
 
 
 @dataclass(frozen=True)
@@ -254,6 +245,13 @@ class _Calibration:
     runs: _Runs
     targets: Targets
     options: PaperOptions
+
+    def run(
+        self, path: str | os.PathLike[str] | None, provenance: Mapping[str, str] | None
+    ) -> Policy:
+        """Profile, then make the plans."""
+        known = self.profile(path, provenance)
+        return self.paper(known) if self.targets.method == "paper" else self.trajectory(known)
 
     def profile(
         self, path: str | os.PathLike[str] | None, provenance: Mapping[str, str] | None

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 import ertacache
-from ertacache.calibration.session import Progress, Session
-from ertacache.calibration.sharing import Record, find_parts, taking_up
+from ertacache.calibration.session import Progress, Session, open_session
+from ertacache.calibration.sharing import Record
 from ertacache.core.gram import Trajectory, profile_run
 from ertacache.core.groups import GroupStatistics
 from ertacache.distributed import ALONE, Processes
@@ -65,16 +65,14 @@ def profile(
         PolicyError: if the file at ``path`` is damaged or of another pipeline.
         ValueError: if another process is writing it.
     """
-    parts = find_parts(None, beside=path, processes=processes)
-    with taking_up(parts, processes):
-        session = Session(
-            pipe,
-            call,
-            batch_size=batch_size,
-            stage=lambda name: progress,
-            processes=processes,
-            parts=parts,
-        )
+    with open_session(
+        pipe,
+        call,
+        batch_size=batch_size,
+        stage=lambda name: progress,
+        processes=processes,
+        beside=path,
+    ) as session:
         return profile_runs(
             session, session.number_runs(prompts, seed), path=path, provenance=provenance
         )

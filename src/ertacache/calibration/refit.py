@@ -21,8 +21,8 @@ from ertacache.calibration.session import (
     Session,
     Stage,
     interleave_runs,
+    open_session,
 )
-from ertacache.calibration.sharing import taking_up
 from ertacache.calibration.trial import FIRST, MARGIN, Search, by_group, regret, rest_of
 from ertacache.calibration.validate import hold_out, validate
 from ertacache.core.distance import typical_distance
@@ -32,7 +32,6 @@ from ertacache.core.search import spread_schedule
 from ertacache.core.simulate import Fit
 from ertacache.distributed import ALONE, Processes
 from ertacache.formats.fitted import FittedPlan
-from ertacache.formats.parts import Parts
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import Profile, ProfiledPrompt
 from ertacache.integration.identity import check_pipeline
@@ -93,11 +92,9 @@ def refit(
         target = Target(speedup=policy.default.speedup)
     check_pipeline(pipe, policy)
     call = {"num_inference_steps": profile.num_steps} | call | _varied(pipe, profile, call)
-    parts = None if resume is None else Parts(resume)
-    with taking_up(parts, processes):
-        session = Session(
-            pipe, call, batch_size=batch_size, stage=stage, processes=processes, parts=parts
-        )
+    with open_session(
+        pipe, call, batch_size=batch_size, stage=stage, processes=processes, resume=resume
+    ) as session:
         plan = _refit_plan(session, policy, target, heldout, check_refit_prompts(refit_prompts))
         return policy.with_plan(plan)
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import zip_longest
+from os import PathLike
 from time import perf_counter
 from typing import Any
 
@@ -26,6 +27,8 @@ from ertacache.calibration.sharing import (
     Record,
     Sharing,
     describe_pipeline,
+    find_parts,
+    taking_up,
 )
 from ertacache.core.groups import FOLDS
 from ertacache.core.plans import Target
@@ -51,6 +54,7 @@ __all__ = [
     "group_runs",
     "interleave_runs",
     "number_runs",
+    "open_session",
     "split_runs",
     "synchronized_time",
 ]
@@ -360,6 +364,35 @@ class Session:
             target(**self.arguments(runs, output_type="latent"))
         self.evaluations.add(phase, handle.stats.last.computed_steps * len(runs))
         return found[-1]
+
+
+@contextmanager
+def open_session(
+    pipe: Pipeline,
+    call: Mapping[str, Any],
+    *,
+    batch_size: int,
+    stage: Stage | None,
+    processes: Processes,
+    resume: str | PathLike[str] | None = None,
+    beside: str | PathLike[str] | None = None,
+) -> Iterator[Session]:
+    """A session whose finished work is kept, and removed when all is done.
+
+    Args:
+        pipe: the pipeline.
+        call: arguments of its call.
+        batch_size: prompts per call.
+        stage: receives the progress of every stage.
+        processes: those that share the runs; an error of one ends all of them.
+        resume: folder to keep finished work in.
+        beside: file to keep it beside, if no folder is given and there is need for it.
+    """
+    parts = find_parts(resume, beside=beside, processes=processes)
+    with taking_up(parts, processes):
+        yield Session(
+            pipe, call, batch_size=batch_size, stage=stage, processes=processes, parts=parts
+        )
 
 
 def _varied(pipe: Pipeline, call: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -6,7 +6,7 @@ Exit code 3 means that the plan was measured and is not recommended; it is writt
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -60,9 +60,8 @@ def refit(
 
     For another speed-up, or for runs with other steps, sizes or arguments; by default the speed-up
     of its first plan. Runs the prompts of the profile. Plans that are there stay; one for the same
-    runs and as many computed steps is replaced. Finished runs are kept in a folder beside the
-    policy until it is written: the same command continues from there. Exit code 3 means that the
-    plan is not recommended.
+    runs and as many computed steps is replaced. Finished runs are kept in a folder beside it until
+    then: the same command continues from there. Exit code 3 means that it is not recommended.
     """
     from ertacache.integration.solve import profile_of
 
@@ -75,9 +74,8 @@ def refit(
     written.check(known)
     unseen = None if heldout is None else read_prompts(heldout)
     processes, parts = processes_of(context), parts_folder(written.path)
-    pipe, arguments = open_model(
-        name, call, policy=known, decoded=unseen is not None, processes=processes
-    )
+    loading: dict[str, Any] = {"decoded": unseen is not None, "processes": processes}
+    pipe, arguments = open_model(name, call, policy=known, **loading)
     with keeping_runs(parts), readable_failures(call), Stages() as stage:
         made = ertacache.refit(
             pipe,
