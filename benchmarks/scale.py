@@ -31,8 +31,7 @@ def run(count: int, folder: Path, *arguments: str) -> float:
     """Run a command in so many processes; returns its seconds."""
     command = [sys.executable, "-m"]
     if count > 1:
-        command += ["torch.distributed.run", "--nproc-per-node", str(count), "--master-port", "0"]
-        command += ["-m"]
+        command += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "-m"]
     begun = perf_counter()
     subprocess.run(
         [*command, "ertacache", *arguments],

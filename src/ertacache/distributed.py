@@ -69,7 +69,7 @@ class Processes:
         patience = timedelta(seconds=timeout)
         on_cpu = not getattr(torch, "accelerator", torch.cuda).is_available()
         try:
-            state = PartialState(cpu=on_cpu, timeout=patience)
+            state = PartialState(cpu=on_cpu)
             if state.num_processes != int(os.environ["WORLD_SIZE"]):
                 raise ValueError(f"{os.environ['WORLD_SIZE']} were started, but none is connected")
             group = distributed.new_group(backend="gloo", timeout=patience)

@@ -168,7 +168,7 @@ def calibrate(
         seed: seed of the first prompt's noise; the others count up.
         batch_size: prompts per call of the pipeline, and of the network during the refit.
         refit: run trials and refit in closed loop; the paper's method: calibrate on the network.
-        refit_prompts: calibration prompts to refit on; their latents are held in memory.
+        refit_prompts: calibration prompts to refit on; their latents are kept.
         profile_path: file that the profile is written to as it grows, and resumed from.
         resume: folder that keeps finished runs until the policy is made: the same call continues.
         processes: those that share the runs, each with the same pipeline and arguments.

@@ -73,7 +73,7 @@ def refit(
         heldout: prompts to validate on; None does not validate. Profiled runs of them are left out
             of the fit, unless there are no others.
         batch_size: prompts per call of the network.
-        refit_prompts: calibration prompts to refit on; their latents are held in memory.
+        refit_prompts: calibration prompts to refit on; their latents are kept.
         resume: folder that finished runs are kept in until the plan is made; the same call
             continues from it, and at the end it is removed.
         processes: those that share the runs, each with the same pipeline and arguments.
