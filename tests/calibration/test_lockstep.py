@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import accelerate
 import pytest
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from ertacache.formats.policy import Policy
 from ertacache.formats.profile import ProfiledPrompt
 from ertacache.integration.attach import find_handle
 from tests.calibration.conftest import RUNS, TINY_PROMPTS, TINY_STEPS, counting_rows, tiny_call
+from tests.integration.test_coexistence import offload
 from tests.integration.tiny import CASES, generate
 
 STEPS = (0, 3, 5)
@@ -302,3 +304,22 @@ def test_a_compiled_network_and_one_with_hooks_of_its_own(guided: Policy) -> Non
     pipe.transformer = torch.compile(pipe.transformer, backend="eager")
     found, _ = refitted(session, guided, GUIDED)
     assert torch.equal(found.coefficients, expected.coefficients)
+
+
+def dispatch(pipe: Any) -> None:
+    """As a device map leaves it, with one device."""
+    accelerate.dispatch_model(pipe.transformer, device_map={"": "cpu"}, force_hooks=True)
+
+
+def test_batches_run_on_copies_of_offloaded_and_dispatched_pipelines() -> None:
+    found = []
+    for prepare in (None, "model", "sequential", "leaf_level", dispatch):
+        pipe = CASES["flux"].build()
+        if isinstance(prepare, str):
+            offload(pipe, prepare)
+        elif prepare is not None:
+            prepare(pipe)
+        session, runs = Session(pipe, tiny_call()), number_runs(TINY_PROMPTS[:2])
+        known = profile_runs(session, runs, keep=runs)
+        found.append(refitted(session, known, runs)[0].coefficients)
+    assert all(torch.equal(each, found[0]) for each in found)
