@@ -45,6 +45,7 @@ def run(count: int, folder: Path, *arguments: str) -> float:
 
 def measure(count: int, *, prompts: int, steps: int) -> Row:
     """Profile and refit in a folder of its own."""
+    load = os.getloadavg()[0]
     with TemporaryDirectory() as name:
         folder, path = Path(name), Path(name) / "policy.safetensors"
         call = ("--limit", str(prompts), "--steps", str(steps))
@@ -58,6 +59,7 @@ def measure(count: int, *, prompts: int, steps: int) -> Row:
         "prompts": prompts,
         "steps": steps,
         "cores": len(os.sched_getaffinity(0)),
+        "load_before": round(load, 1),
         "profile_seconds": round(profiled, 1),
         "refit_seconds": round(refitted, 1),
         "profile_sha256": profile,

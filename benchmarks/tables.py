@@ -44,6 +44,7 @@ PAGES = {
     "compatibility": "docs/compatibility.md",
     "scale": "docs/scale.md",
 }
+BUSY = 3.0  # load before a measurement; what was measured last counts for a minute
 SOURCES = {"overview": "fidelity"}  # tables made of the rows of another one
 # Methods of the first page, and their names there.
 OVERVIEW = {
@@ -194,6 +195,7 @@ def scale_table(rows: list[Row]) -> str:
     if not rows:
         return "Not measured yet."
     first, same = rows[0], len({row["policy_sha256"] for row in rows}) == 1
+    busy = max(row["load_before"] for row in rows)
     lines = [
         f"`{first['model']}`, {first['prompts']} prompts, {first['steps']} steps, {first['cores']} "
         f"core{'' if first['cores'] == 1 else 's'}, one thread per process; "
@@ -206,6 +208,8 @@ def scale_table(rows: list[Row]) -> str:
         f"| {row['processes']} | {row['profile_seconds']:.1f} | {row['refit_seconds']:.1f} |"
         for row in rows
     ]
+    if busy > BUSY:
+        lines += ["", f"The machine was busy (load {busy:g}): these times say little."]
     return "\n".join(lines)
 
 

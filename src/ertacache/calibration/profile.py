@@ -127,7 +127,7 @@ class _Profiling:
     def extend(self, known: Policy | None) -> Policy:
         """Profile the runs that are missing, in the batches of an undisturbed profile."""
         session = self.session
-        there = () if known is None or known.profile is None else known.profile.runs
+        there = set(() if known is None or known.profile is None else known.profile.runs)
         batches = [[run for run in batch if run not in there] for batch in self._batches()]
         missing = [batch for batch in batches if batch]
         if known is not None and (known.plans or known.fits) and missing:
