@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-
 Load = Callable[[str], Any]
 
 
-def test_rows_and_table(benchmark: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scale = benchmark("scale")
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Import a script by name; it loads no model."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    return import_module
+
+
+def test_rows_and_table(script: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scale = script("scale")
 
     def run(count: int, folder: Path, command: str, *_: str) -> float:
         (folder / "policy.safetensors").write_text(command)
@@ -26,7 +33,7 @@ def test_rows_and_table(benchmark: Load, tmp_path: Path, monkeypatch: pytest.Mon
     rows = json.loads(path.read_text())
     assert [row["processes"] for row in rows] == [1, 2, 4]
     assert [row["refit_seconds"] for row in rows] == [10.0, 5.0, 2.5]
-    table = benchmark("tables").scale_table
+    table = script("tables").scale_table
     assert "the files are equal to the bit" in table(rows)
     assert "| 4 | 2.5 | 2.5 |" in table(rows)
     busy = [row | {"load_before": 9.0} for row in rows]
@@ -34,9 +41,9 @@ def test_rows_and_table(benchmark: Load, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_files_that_differ_are_an_error(
-    benchmark: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scale = benchmark("scale")
+    scale = script("scale")
 
     def run(count: int, folder: Path, *_: str) -> float:
         (folder / "policy.safetensors").write_text(str(count))
