@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-STEPS = 8
+STEPS, COMPUTED = 6, 3
 PROMPTS = ["a red circle", "a blue square", "a red square", "a blue circle", "a circle"]
 HELDOUT = ["a black square", "a red circle moving left"]
 

@@ -18,13 +18,13 @@ from ertacache.calibration.session import Session
 from ertacache.core.steppers import RefitStepper
 from ertacache.distributed import Processes
 from ertacache.formats.policy import Policy
-from tests.distributed.launch import HELDOUT, PROMPTS, STEPS
+from tests.distributed.launch import COMPUTED, HELDOUT, PROMPTS, STEPS
 from tests.integration.tiny import CASES
 
 CALL = {"max_sequence_length": 8, "num_inference_steps": STEPS} | CASES["flux"].arguments
 PIPE = CASES["flux"].build()
 TIMEOUT = 60.0
-trial.SPEEDUPS = (2.0,)  # fewer plans are tried
+trial.SPEEDUPS, trial.RIDGES = (2.0,), (1e-3, 1e-2, 1e-1)  # fewer plans are tried
 
 
 def calibrate(folder: Path, name: str, *, kill: tuple[str, int, int] | None = None) -> None:
@@ -37,7 +37,7 @@ def calibrate(folder: Path, name: str, *, kill: tuple[str, int, int] | None = No
         PIPE,
         PROMPTS,
         heldout=HELDOUT,
-        compute_steps=4,
+        compute_steps=COMPUTED,
         batch_size=2,
         profile_path=folder / "profile.safetensors",
         resume=folder / "parts",
@@ -68,7 +68,7 @@ def ulysses(folder: Path, name: str, *, policy: str) -> None:
     def run() -> torch.Tensor:
         with ertacache.attach(PIPE, Policy.load(policy)) as handle:
             found: torch.Tensor = PIPE(**call, generator=torch.Generator().manual_seed(0))[0]
-            assert handle.stats.last.computed_steps == 4
+            assert handle.stats.last.computed_steps == COMPUTED
         return found
 
     alone = run()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from ertacache.formats.policy import Policy
-from tests.distributed.launch import finished, launch
+from tests.distributed.launch import COMPUTED, finished, launch
 
 
 class Undisturbed(NamedTuple):
@@ -72,7 +72,7 @@ def test_where_the_processes_were_killed(launched: Path, undisturbed: Undisturbe
         before[where] = sum(calls[:2])
     total = undisturbed.calls.total()
     assert before["profile"] == 1  # the batch of the other process, of three
-    assert 10 < before["refit"] < total
+    assert 5 < before["refit"] < total
 
 
 def finished_in(path: Path) -> int:
@@ -91,6 +91,6 @@ def test_the_policy_is_whole(launched: Path) -> None:
     assert policy.profile is not None
     assert policy.profile.num_runs == 5
     (plan,) = policy.plans
-    assert len(plan.compute_steps) == 4
+    assert len(plan.compute_steps) == COMPUTED
     assert plan.measured is not None
     assert plan.measured.prompts == 2

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ertacache.formats.policy import Policy
-from tests.distributed.launch import STEPS, launch
+from tests.distributed.launch import COMPUTED, PROMPTS, STEPS, launch
 
 PROFILE = ["profile", "emoji-flux", "--limit", "3", "--steps", "4", "-o", "profile.safetensors"]
 GENERATE = ["generate", "emoji-flux", "--steps", "2", "--seeds", "0,1,2", "-o", "out", "an apple"]
@@ -111,11 +111,12 @@ def test_accelerate_starts_the_package(tmp_path: Path) -> None:
 def test_every_rank_of_context_parallelism_takes_the_same_decisions(tmp_path: Path) -> None:
     """Ulysses: the ranks share the tokens of one run, and a policy is attached in each of them."""
     from ertacache import calibrate
-    from tests.distributed.launch import PROMPTS
     from tests.integration.tiny import CASES
 
     call = {"max_sequence_length": 8, "num_inference_steps": STEPS} | CASES["flux"].arguments
-    policy = calibrate(CASES["flux"].build(), PROMPTS[:2], compute_steps=4, refit=False, **call)
+    policy = calibrate(
+        CASES["flux"].build(), PROMPTS[:2], compute_steps=COMPUTED, refit=False, **call
+    )
     policy.save(tmp_path / "policy.safetensors")
     task = {"task": "ulysses", "count": 2, "policy": tmp_path / "policy.safetensors"}
     assert launch(task | {"folder": tmp_path / "ranks"}) == [[0, 0]]
