@@ -39,9 +39,11 @@ else
 bench: setup
 	$(BIN)/python benchmarks/flows.py
 	$(BIN)/python benchmarks/frontier.py
+	$(BIN)/python benchmarks/solving.py
 	$(BIN)/python benchmarks/fidelity.py
 	$(BIN)/python benchmarks/transfer.py
 	$(BIN)/python benchmarks/schedules.py
+	$(BIN)/python benchmarks/groups.py
 	$(BIN)/python benchmarks/fewsteps.py
 	$(BIN)/python benchmarks/sensitivity.py
 	$(BIN)/python benchmarks/curves.py

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rows import RESULTS, ROOT
 
-from ertacache.bench.results import BenchRow, Interval, read_results
+from ertacache.bench.results import BenchRow, Interval, largest_speedup, read_results
 from ertacache.models import MODELS
 from ertacache.report.tables import best_first
 
@@ -77,6 +77,39 @@ def summary_table(rows: Sequence[BenchRow]) -> str:
     return "\n".join(lines)
 
 
+def same_table(rows: Sequence[BenchRow]) -> str:
+    """The largest speed-up that looks the same, of every method on every model."""
+    found: dict[str, dict[str, list[BenchRow]]] = {}
+    for row in rows:
+        if row.method != "full" and row.psnr_tenth is not None:
+            found.setdefault(row.method, {}).setdefault(row.model, []).append(row)
+    models = sorted({model for of in found.values() for model in of}, key=lambda m: _place(m, 0))
+    if not models:
+        return "Not measured yet."
+    best = {
+        method: {model: largest_speedup(own) for model, own in of.items()}
+        for method, of in found.items()
+    }
+    total = {method: sum((s or (1.0,))[0] for s in of.values()) for method, of in best.items()}
+    lines = [f"| method | {' | '.join(models)} |", "|---|" + "--:|" * len(models)]
+    for method in sorted(best, key=lambda name: -total[name]):
+        name = f"**{method}**" if method == OURS else method
+        cells = [_speedup_cell(found[method].get(m), best[method].get(m)) for m in models]
+        lines.append(f"| {' | '.join([name, *cells])} |")
+    return "\n".join(lines)
+
+
+def _speedup_cell(rows: Sequence[BenchRow] | None, best: tuple[float, bool] | None) -> str:
+    """A speed-up; a bound where all budgets or none look the same."""
+    if not rows:
+        return "-"
+    if best is None:
+        least = min(1 / row.flops_ratio for row in rows if row.flops_ratio)
+        return f"< {least:.1f}x"
+    speedup, all_of_them = best
+    return f"{speedup:.1f}x and more" if all_of_them else f"{speedup:.1f}x"
+
+
 def _place(model: str, budget: float) -> tuple[int, str, float]:
     """Bundled models in their order, then others."""
     known = list(MODELS)
@@ -137,7 +170,7 @@ def main_table(rows: Sequence[BenchRow]) -> str:
         if any(getattr(row, name) is not None for row in rows)
     }
     head = ["method", "setting", "FLOPs", "speed-up", "latency, s", *more]
-    head += ["LPIPS ↓ (95 %)", "SSIM ↑ (95 %)", "PSNR ↑, dB (95 %)", "cached, kB"]
+    head += ["LPIPS ↓ (95 %)", "SSIM ↑ (95 %)", "PSNR ↑, dB (95 %)", "p10 ↑, dB", "cached, kB"]
     lines = [f"| {' | '.join(head)} |", "|---|---|" + "--:|" * (len(head) - 2)]
     for row in best_first(rows):
         cells = [
@@ -148,6 +181,7 @@ def main_table(rows: Sequence[BenchRow]) -> str:
             _number(row.seconds, 2),
             *(_number(getattr(row, name), 3) for name in more.values()),
             *(shown(row, metric) for metric in ("LPIPS", "SSIM", "PSNR")),
+            _number(row.psnr_tenth, 1),
             "" if row.cached_bytes is None else f"{row.cached_bytes / 1e3:.0f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")

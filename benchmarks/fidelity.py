@@ -35,16 +35,14 @@ from statistics import median
 from typing import Any
 
 import torch
+from policies import calibrated
 from rows import RESULTS, ModelParser, Row, mean_row, read_rows, replace_rows, show_progress
 from torch import Tensor
 
 from ertacache.calibration.lockstep import run_plan
 from ertacache.calibration.paper import PaperCalibration
-from ertacache.calibration.profile import profile_runs
-from ertacache.calibration.refit import refit_budget
 from ertacache.calibration.session import HELDOUT_SEED, Session, number_runs
 from ertacache.calibration.solve import solve
-from ertacache.calibration.trial import measure_fits, with_frontier
 from ertacache.calibration.validate import Variant, measure, variants_of
 from ertacache.core.distance import typical_distance
 from ertacache.core.plans import TrajectoryPlan, steps_for_speedup
@@ -76,7 +74,7 @@ def make_plans(session: Session, known: Policy, groups: set[str]) -> dict[str, F
     for speedup in SPEEDUPS:
         found: Iterator[tuple[str, FittedPlan]]
         if "trajectory" in groups:
-            found = trajectory_plans(session, known, speedup)
+            found = trajectory_plans(known, speedup)
             plans |= {f"{title} {speedup}": plan for title, plan in found}
         if "paper" in groups:
             for part, options in PARTS.items():
@@ -88,9 +86,7 @@ def make_plans(session: Session, known: Policy, groups: set[str]) -> dict[str, F
     return plans
 
 
-def trajectory_plans(
-    session: Session, known: Policy, speedup: float
-) -> Iterator[tuple[str, FittedPlan]]:
+def trajectory_plans(known: Policy, speedup: float) -> Iterator[tuple[str, FittedPlan]]:
     """Ours, before and after the refit; none where none is predicted to help."""
     profile = profile_of(known)
     budget = steps_for_speedup(profile.num_steps, speedup)
@@ -99,7 +95,9 @@ def trajectory_plans(
         print(f"trajectory {speedup:g}x: no plan is predicted to be better than plain reuse")
         return
     yield NO_REFIT, solved
-    yield "trajectory", refit_budget(session, known, session.reference(profile.runs), budget)
+    refitted = known.find_plan(profile.schedule, budget)
+    assert refitted is not None
+    yield "trajectory", refitted
 
 
 def network_plans(
@@ -174,9 +172,9 @@ def measure_model(name: str, options: argparse.Namespace) -> tuple[list[Row], li
     )
     runs = number_runs(load_prompts(name, "calibration")[: options.calibration])
     heldout = number_runs(load_prompts(name, "heldout")[: options.heldout], HELDOUT_SEED)
-    known, predicted = profile_runs(session, runs, keep=runs), list[Row]()
+    known, predicted = calibrated(session, runs), list[Row]()
     if "trajectory" in options.methods:
-        known = with_frontier(measure_fits(session, known, runs))
+        known = calibrated(session, runs, speedups=SPEEDUPS)
         predicted = predictions(session, known, heldout, name)
     plans = make_plans(session, known, set(options.methods))
     variants = _distinct(variants_of(known, plans))

@@ -177,16 +177,19 @@ def overhead_table(rows: Sequence[Row]) -> str:
 
 
 def _overhead(rows: list[Row]) -> list[str]:
-    first = rows[0]
-    text = (
-        f"{first['steps']} steps, medians of {first['runs']} runs, {first['threads']} threads. The "
-        f"full loop takes {first['full_seconds']:.2f} s, a computed step "
-        f"{first['computed_step_ms']:.1f} ms; a reused step at most "
-        f"{max(row['reused_step_percent'] for row in rows):.2f} % of that. {shortfall(rows)}"
-    )
+    texts = [f"{rows[0]['steps']} steps, medians of {rows[0]['runs']} runs."]
+    for threads in dict.fromkeys(row["threads"] for row in rows):
+        found = [row for row in rows if row["threads"] == threads]
+        texts.append(
+            f"With {threads} {'thread' if threads == 1 else 'threads'} the full loop takes "
+            f"{found[0]['full_seconds']:.2f} s, a computed step {found[0]['computed_step_ms']:.1f} "
+            f"ms; a reused step at most {max(row['reused_step_percent'] for row in found):.2f} % "
+            f"of that. {shortfall(found)}"
+        )
     body = [
         [
             row["method"],
+            str(row["threads"]),
             f"{row['compute_steps']} of {row['steps']}",
             f"{row['seconds']:.2f}",
             f"{row['speedup']:.2f}",
@@ -195,12 +198,13 @@ def _overhead(rows: list[Row]) -> list[str]:
             f"{expected(row):.1f}",
             f"{row['reused_step_ms']:.2f}",
             f"{row['reused_step_percent']:.2f}",
+            f"{row['cached_bytes'] / 1e3:.0f}" if "cached_bytes" in row else "",
         ]
         for row in rows
     ]
-    head = ["method", "computed", "loop, s", "speed-up", "ideal", "% of ideal"]
-    head += ["% by step costs", "reused step, ms", "% of a computed step"]
-    return [text, table(head, body)]
+    head = ["method", "threads", "computed", "loop, s", "speed-up", "ideal", "% of ideal"]
+    head += ["% by step costs", "reused step, ms", "% of a computed step", "cached, kB"]
+    return [" ".join(texts), table(head, body)]
 
 
 def expected(row: Row) -> float:

@@ -36,12 +36,12 @@ from typing import Any
 
 import diffusers
 import torch
+from policies import calibrated
 from rows import RESULTS, ModelParser, Row, mean_row, read_rows, replace_rows, show_progress
 
 from ertacache.calibration.profile import profile_runs
 from ertacache.calibration.refit import refit_budget
 from ertacache.calibration.session import HELDOUT_SEED, Session, number_runs
-from ertacache.calibration.trial import measure_fits, with_frontier
 from ertacache.calibration.validate import Variant, measure
 from ertacache.core.plans import Target
 from ertacache.formats.fitted import FittedPlan
@@ -52,6 +52,7 @@ from ertacache.models import MODELS, load_pipeline, load_prompts
 SPEEDUPS = (2.0, 3.0)
 STEPS = (0.5, 0.67, 0.8, 1.33, 1.67)
 STRENGTH = 0.6
+BATCH = 8  # of the calibration, as in the other benchmarks
 NEAR = 3  # budgets more and less that the search of an own frontier covers
 SHIFTS: dict[str, tuple[str, tuple[float, float]]] = {
     "emoji-flux": ("shift", (1.5, 6.0)),
@@ -215,22 +216,22 @@ def evaluate(name: str, policy: Policy, setting: Setting, options: argparse.Name
     return rows
 
 
-def calibrated(name: str, pipe: Any, options: argparse.Namespace) -> Policy:
+def own_policy(name: str, pipe: Any, options: argparse.Namespace) -> Policy:
     """The policy of a model at its own setting, without any plan."""
     session = Session(
         pipe,
         MODELS[name].call_arguments,
-        batch_size=options.batch,
+        batch_size=BATCH,
         stage=lambda stage: show_progress(f"{name}: {stage}"),
     )
     runs = number_runs(load_prompts(name, "calibration")[: options.calibration])
-    return with_frontier(measure_fits(session, profile_runs(session, runs, keep=runs), runs))
+    return replace(calibrated(session, runs), plans=())
 
 
 def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
     """All rows of a model, written as they come."""
     pipe = load_pipeline(name)
-    policy = calibrated(name, pipe, options)
+    policy = own_policy(name, pipe, options)
     old = [row for row in read_rows(options.results) if row["model"] == name]
     rows = old if options.resume or options.varied else []
     if options.varied and not options.resume:

@@ -1,4 +1,4 @@
-"""Tables of results/schedules.json and results/predictions.json, with a sentence on each."""
+"""Tables of results/schedules.json, predictions.json and groups.json, with a sentence on each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from statistics import median
 
 from rows import Row
 
-__all__ = ["predictions_table", "schedules_table"]
+__all__ = ["groups_table", "predictions_table", "schedules_table"]
 
 WITHIN = 1.5  # factor of a prediction that can be relied on
 
@@ -83,3 +83,47 @@ def predictions_table(rows: list[Row]) -> str:
         for row in rows
     ]
     return "\n".join(lines)
+
+
+def groups_table(rows: list[Row]) -> str:
+    """One table per model: one group, groups, and the second history besides."""
+    if not rows:
+        return "Not measured yet."
+    own, other = ([r for r in rows if r["calibrated"] == kind] for kind in (True, False))
+    parts = [
+        f"Against one group, what calibration chooses gains {_range(own)} at the calibrated size "
+        f"and {_range(other)} at other sizes, in the mean over prompts."
+    ]
+    for model, group in groupby(rows, key=lambda row: str(row["model"])):
+        found = list(group)
+        lines = [
+            f"### {model}: groups",
+            "",
+            f"{found[0]['prompts']} held-out prompts; in brackets what nine of ten exceed.",
+            "",
+            "| size | computed | one group, dB | groups, dB | with the second history, dB | "
+            "gain, dB (95 %) | fewer steps, dB |",
+            "|---|--:|--:|--:|--:|--:|--:|",
+        ]
+        for row in found:
+            cells = [
+                f"{row[f'{kind}_db']:.1f} ({row[f'{kind}_p10']:.1f})"
+                for kind in ("one", "groups", "chosen", "fewer")
+            ]
+            gain = f"{row['gain_db']:+.1f} ({row['gain_low']:+.1f} to {row['gain_high']:+.1f})"
+            lines.append(
+                f"| {row['height']} x {row['width']} | {row['compute_steps']} of {row['steps']} | "
+                f"{' | '.join(cells[:3])} | {gain} | {cells[3]} |"
+            )
+        plans = [
+            f"With {row['compute_steps']} computed steps: {row['chosen_plan']}."
+            for row in found
+            if row["calibrated"]
+        ]
+        parts += ["\n".join(lines), " ".join(plans)]
+    return "\n\n".join(parts)
+
+
+def _range(rows: list[Row]) -> str:
+    gains = [row["gain_db"] for row in rows]
+    return f"{min(gains):+.1f} to {max(gains):+.1f} dB"

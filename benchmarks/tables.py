@@ -15,7 +15,7 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
-from benchtables import bench_table, read_bench, summary_table
+from benchtables import bench_table, read_bench, same_table, summary_table
 from figuretables import (
     curves_table,
     errormaps_table,
@@ -24,7 +24,7 @@ from figuretables import (
     sensitivity_table,
 )
 from rows import RESULTS, ROOT, Row, read_rows
-from scheduletables import predictions_table, schedules_table
+from scheduletables import groups_table, predictions_table, schedules_table
 
 from ertacache.formats.files import write_whole
 
@@ -33,9 +33,11 @@ PAGES = {
     "summary": "README.md",
     "fidelity": "docs/fidelity.md",
     "predictions": "docs/fidelity.md",
+    "groups": "docs/fidelity.md",
     "schedules": "docs/transfer.md",
     "transfer": "docs/transfer.md",
     "fewsteps": "docs/transfer.md",
+    "same": "docs/benchmark.md",
     "bench": "docs/benchmark.md",
     "sensitivity": "docs/figures.md",
     "curves": "docs/figures.md",
@@ -218,9 +220,11 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "summary": summary_table,
     "fidelity": fidelity_table,
     "predictions": predictions_table,
+    "groups": groups_table,
     "schedules": schedules_table,
     "transfer": transfer_table,
     "fewsteps": fewsteps_table,
+    "same": same_table,
     "bench": bench_table,
     "sensitivity": sensitivity_table,
     "curves": curves_table,
@@ -233,7 +237,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
 
 def rows_of(name: str) -> Any:
     """The rows of a table, as far as they were measured."""
-    if name in ("bench", "summary"):
+    if name in ("bench", "same", "summary"):
         return read_bench()
     return read_rows(RESULTS / f"{SOURCES.get(name, name)}.json")
 

@@ -15,7 +15,8 @@ from tests.integration.tiny import CASES
 UNLISTED = ("FirstBlockCache", "MagCache", "TaylorSeer", "SeaCache")
 DBCACHES = ("DBCache", "DBCache + TaylorSeer", "DBCache + DMD", "DBCache + FoCa")
 UNKNOWN = ("FasterCache", *DBCACHES)
-ON_OUTPUTS = ("uniform", "Spectrum, on outputs", "MeanCache", "EasyCache")
+EXTRAPOLATIONS = ("extrapolation, order 1", "extrapolation, order 2")
+ON_OUTPUTS = ("uniform", *EXTRAPOLATIONS, "Spectrum, on outputs", "MeanCache", "EasyCache")
 NOT_APPLICABLE = {("flux", "T-GATE"), ("cogvideox", "T-GATE")} | {
     ("opensora", name) for name in UNLISTED + UNKNOWN
 }
@@ -47,6 +48,7 @@ def test_names() -> None:
     assert list(BASELINES) == [
         "fewer steps",
         "uniform",
+        *EXTRAPOLATIONS,
         "TeaCache",
         "ertacache-paper (features)",
         "Delta-DiT",
@@ -160,6 +162,7 @@ def test_parameters_that_count_steps(flux: Subject) -> None:
     assert counting == {
         "fewer steps",
         "uniform",
+        *EXTRAPOLATIONS,
         "ertacache-paper (features)",
         "TaylorSeer",
         "Spectrum",

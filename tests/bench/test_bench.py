@@ -11,16 +11,18 @@ from PIL import Image
 
 from ertacache.baselines import BASELINES
 from ertacache.bench.bench import Bench
-from ertacache.bench.contestants import POLICIES
+from ertacache.bench.contestants import EXTRAPOLATIONS, POLICIES, extrapolation_contestants
+from ertacache.bench.journal import Journal
 from ertacache.bench.methods import METHODS as ALL
 from ertacache.bench.workload import Workload
 from ertacache.calibration.session import Session, number_runs
 from ertacache.formats.policy import Policy
 from ertacache.metrics import distribution
+from tests.baselines.cases import count
 from tests.formats.faults import holding_lock
 from tests.integration.tiny import CASES
 
-METHODS = ("trajectory", "paper", "fewer steps", "uniform", "T-GATE")
+METHODS = ("trajectory", "paper", "our schedule, order 1", "fewer steps", "uniform", "T-GATE")
 STEPS = 8
 
 
@@ -50,8 +52,9 @@ def test_every_method_has_a_row_and_the_full_run_is_one_of_them(results: Path) -
     assert rows["full"]["psnr_db"] == 100.0
     assert rows["full"]["flops_ratio"] == 1.0
     assert rows["full"]["cached_bytes"] == 0
-    for method in ("trajectory", "fewer steps", "uniform"):
+    for method in ("trajectory", "our schedule, order 1", "fewer steps", "uniform"):
         assert rows[method]["prompts"] == 3
+        assert rows[method]["psnr_p10"] < rows[method]["psnr_db"]
         assert rows[method]["flops_ratio"] == 0.5
         assert rows[method]["compute_steps"] == STEPS // 2
         assert rows[method]["psnr_db"] < 100.0
@@ -59,6 +62,34 @@ def test_every_method_has_a_row_and_the_full_run_is_one_of_them(results: Path) -
     assert "cross-attention" in rows["T-GATE"]["why_not"]
     assert rows["T-GATE"]["psnr_db"] is None
     assert written["command"] == "ertacache bench tiny"
+
+
+def test_extrapolation_on_our_schedule_ends_on_a_computed_step(
+    work: Workload, results: Path
+) -> None:
+    path = results.with_suffix(".policies") / "trajectory-2x.safetensors"
+    journal, ours = Journal(None, {}), Policy.load(path)
+    journal.add_policy("trajectory", 2.0, ours)
+    (found,) = extrapolation_contestants(work, (2.0,), ("our schedule, order 2",), journal)
+    steps, computed = [], [*ours.default.compute_steps[:-1], STEPS - 1]
+
+    def note(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        steps.extend([step] * (len(calls) > len(steps)))
+        return tensors
+
+    with found.attach(), count(work.pipe.transformer.proj_out) as calls:
+        call = {"output_type": "latent", "callback_on_step_end": note}
+        work.session.run(work.calibration[:1], **call)
+    assert steps == computed
+
+
+def test_one_setting_for_two_budgets_is_run_once(work: Workload, tmp_path: Path) -> None:
+    bench = Bench(work, tmp_path / "bench.json", (1.9, 2.0), ("uniform",))
+    with count(work.pipe.vae.decoder) as decoded:
+        rows = bench.run()
+    assert [(row.budget, row.compute_steps) for row in rows[1:]] == [(1.9, 4), (2.0, 4)]
+    assert len(decoded) == 2 * len(work.batches)  # uniform and the full run
+    assert rows[1].psnr == rows[2].psnr
 
 
 def test_policies_are_kept_without_the_profile(results: Path) -> None:
@@ -117,7 +148,9 @@ def test_bad_arguments_are_refused_before_any_work(work: Workload, tmp_path: Pat
     with pytest.raises(ValueError, match="budgets of 8 steps are at most 4, so that"):
         Bench(work, tmp_path / "x.json", budgets=(2.0, 5.0))
     with pytest.raises(ValueError, match="two images"):
-        Bench(work, tmp_path / "x.json", reference=tmp_path)
+        Bench(work, tmp_path / "x.json", (2.0,), reference=tmp_path)
+    with pytest.raises(ValueError, match="'our schedule, order 1' has the compute schedule of"):
+        Bench(work, tmp_path / "x.json", (2.0,), ("our schedule, order 1", "uniform"))
     assert not list(tmp_path.iterdir())
 
 
@@ -137,7 +170,7 @@ def test_fid_of_every_method_that_applies(
 
 
 def test_every_policy_and_every_baseline_is_a_method() -> None:
-    assert list(ALL) == [*POLICIES, *BASELINES]
+    assert list(ALL) == [*POLICIES, *EXTRAPOLATIONS, *BASELINES]
     assert "fewer steps" in ALL
 
 

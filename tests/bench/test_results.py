@@ -12,6 +12,7 @@ from ertacache.bench.journal import Record
 from ertacache.bench.results import (
     BenchRow,
     Interval,
+    largest_speedup,
     measured_row,
     read_results,
     write_results,
@@ -35,10 +36,29 @@ def test_times_are_compared_batch_by_batch() -> None:
     assert row.psnr is not None
     assert row.psnr.value == 40.0
     assert 30.0 <= row.psnr.low < 40.0 < row.psnr.high <= 50.0
+    assert row.psnr_tenth == 33.0  # three tenths of the way from the worst to the next
     assert row.ssim is not None
     assert row.ssim.value == 0.75
     assert row.lpips is None
     assert row.flickering is None
+
+
+def rows_at(*points: tuple[float, float, float]) -> list[BenchRow]:
+    return [
+        replace(EMPTY, psnr=Interval(mean, mean, mean), psnr_tenth=tenth, flops_ratio=1 / speedup)
+        for speedup, mean, tenth in points
+    ]
+
+
+def test_the_largest_speedup_that_looks_the_same() -> None:
+    # The mean would allow 3x; one prompt in ten is below 35 dB from 2.5x on.
+    assert largest_speedup(rows_at((2, 50, 40), (4, 30, 20))) == (2.5, False)
+    assert largest_speedup(rows_at((4, 30, 30), (2, 50, 45))) == (3.0, False)  # in any order
+    assert largest_speedup(rows_at((2, 50, 40), (5, 41, 36))) == (5.0, True)
+    # What comes back above the limit after it was below does not count.
+    assert largest_speedup(rows_at((2, 50, 45), (3, 30, 30), (4, 45, 40))) == (2.5, False)
+    assert largest_speedup(rows_at((2, 39, 38))) is None
+    assert largest_speedup([EMPTY]) is None
 
 
 def test_prompts_are_compared_with_ours_one_by_one() -> None:

@@ -26,9 +26,10 @@ TINY = {
 
 
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+def benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Any]:
     """Import a benchmark by name, as its command does, with tiny models."""
     monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setattr(import_module("policies"), "FOLDER", tmp_path / "policies")
 
     def load(name: str) -> Any:
         module = import_module(name)

@@ -28,7 +28,7 @@ def around(value: float, spread: float) -> Interval:
 def row(method: str, psnr: float, *, spread: float = 1.0, **more: Any) -> BenchRow:
     fields: dict[str, Any] = {"flops_ratio": 0.5, "seconds": 1.0, "prompts": 64}
     fields |= {"speedup": around(2.0, 0.1), "psnr": around(psnr, spread)}
-    fields |= {"cached_bytes": 2000, "setting": "15 steps"}
+    fields |= {"cached_bytes": 2000, "setting": "15 steps", "psnr_tenth": psnr - 5.0}
     return BenchRow("m", method, 2.0, 30, **(fields | more))
 
 
@@ -84,10 +84,28 @@ def test_the_section_of_a_model(load: Callable[[str], Any]) -> None:
     cells = "15 steps | 0.500 | 2.00 | 1.00 | not available | not available"
     lines = [line for line in text.splitlines() if cells in line]
     assert [line.split(" | ")[0] for line in lines] == ["| **trajectory**", "| paper", "| uniform"]
-    assert lines[0].endswith("50.00 (49.00 to 51.00) | 2 |")
+    assert lines[0].endswith("50.00 (49.00 to 51.00) | 45.0 | 2 |")
     assert text.count("no cross-attention") == 1
     assert "| uniform reuse | 2x | not available | not available | 30.00" in text
     assert tables.bench_table([]) == "Not measured yet."
+
+
+def test_the_largest_speedups_that_look_the_same(load: Callable[[str], Any]) -> None:
+    table = load("benchtables").same_table
+    rows = [
+        row("uniform", 39.0),
+        row("trajectory", 50.0),
+        replace(row("trajectory", 30.0, flops_ratio=0.25), budget=4.0),
+        replace(row("trajectory", 50.0), model="emoji-wan"),
+        BenchRow("m", "T-GATE", 2.0, 30, why_not="no cross-attention"),
+    ]
+    assert table(rows).splitlines() == [
+        "| method | emoji-wan | m |",
+        "|---|--:|--:|",
+        "| **trajectory** | 2.0x and more | 3.0x |",
+        "| uniform | - | < 2.0x |",
+    ]
+    assert table([]) == "Not measured yet."
 
 
 def test_the_first_page_has_a_column_per_model_and_budget(load: Callable[[str], Any]) -> None:

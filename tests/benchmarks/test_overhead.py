@@ -19,11 +19,12 @@ def test_both_methods_at_two_budgets(
     overhead, path = benchmark("overhead"), tmp_path / "overhead.json"
     seconds = count()  # one from the end of a step to that of the next, computed or not
     monkeypatch.setattr(overhead, "synchronized_time", lambda: next(seconds))
-    overhead.main(["flux", "--runs", "2", "--output", str(path)])
+    overhead.main(["flux", "--runs", "2", "--threads", "1", "--output", str(path)])
     rows = json.loads(path.read_text())
-    assert [row["method"] for row in rows] == ["trajectory", "paper"] * 2
+    assert [row["method"] for row in rows] == ["trajectory", "trajectory, groups", "paper"] * 2
     assert [row["compute_steps"] for row in rows if row["method"] == "trajectory"] == [4, 2]
     assert {row["runs"] for row in rows} == {2}
+    assert rows[1]["cached_bytes"] >= rows[0]["cached_bytes"] > 0
     for row in rows:
         assert (row["full_seconds"], row["seconds"], row["speedup"]) == (8, 8, 1.0)
         assert row["reused_step_percent"] == 100

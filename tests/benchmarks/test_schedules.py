@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ertacache.formats.policy import Policy
 from ertacache.models import MODELS
 
 ARGUMENTS = ["--calibration", "2", "--heldout", "1", "--refit-prompts", "2", "--batch", "2"]
 
 
 @pytest.fixture
-def schedules(monkeypatch: pytest.MonkeyPatch) -> Any:
+def schedules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    monkeypatch.setattr(import_module("policies"), "FOLDER", tmp_path / "policies")
     module = import_module("schedules")
     short = {name: row.call_arguments | {"num_inference_steps": 10} for name, row in MODELS.items()}
     monkeypatch.setattr(
         type(MODELS["emoji-flux"]), "call_arguments", property(lambda row: short[row.name])
     )
-    monkeypatch.setattr(module, "calibrated", once(module.calibrated))
     return module
-
-
-def once(calibrated: Callable[..., Policy]) -> Callable[..., Policy]:
-    """The policy of a model is the same in all commands of a test."""
-    known: dict[str, Policy] = {}
-
-    def find(name: str, *rest: Any) -> Policy:
-        if name not in known:
-            known[name] = calibrated(name, *rest)
-        return known[name]
-
-    return find
 
 
 def test_rows_are_written_and_kept(schedules: Any, tmp_path: Path) -> None:

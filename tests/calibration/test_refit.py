@@ -164,12 +164,14 @@ def test_all_parts_of_a_fit_are_tried(scripted: Callable[..., FittedPlan]) -> No
         (UNIFORM, Fit(ridge=1e-2)),
         (POOR, Fit(ridge=1e-2, history=5)),
         (POOR, Fit(ridge=1e-2, history=3)),
-        (POOR, Fit(ridge=1e-3, groups=FINEST)),
+        (POOR, Fit(ridge=1e-2, groups=Groups(bands=FINEST.bands))),
+        (POOR, Fit(ridge=1e-2, groups=Groups(channels=FINEST.channels))),
         (POOR, Fit(ridge=1e-2, groups=FINEST)),
         (POOR, Fit(ridge=1e-2, branch=True)),
+        (POOR, Fit(ridge=1e-3, branch=True)),
         first,
     ]
-    assert script.fitted == [[0, 2]] * 10 + [None]  # one half, and the best on all
+    assert script.fitted == [[0, 2]] * 12 + [None]  # one half, and the best on all
     assert (found.compute_steps, found.measured_error) == (POOR, pytest.approx(1.0))
     assert found.predicted_error == 1.0  # as solved
 
@@ -418,3 +420,13 @@ def test_runs_keep_the_arguments_that_differ_between_them(
     for half in profile_of(known).halves(reference.runs):
         assert [dict(run.arguments)["guidance_scale"] for run in half] == [2.0, 5.0]
     assert set(scales) == {2.0, 5.0}  # never the 3.5 of the call
+
+
+def test_a_second_history_may_need_a_weaker_ridge(scripted: Callable[..., FittedPlan]) -> None:
+    best = Fit(ridge=1e-3, branch=True)
+    script = Script(
+        lambda steps, fit: 0.5 if (steps, fit) == (POOR, best) else 2.0 - (fit.ridge == 1e-2)
+    )
+    found = scripted(script)
+    assert plan_of(found).branch
+    assert script.tried[-1] == (POOR, best)

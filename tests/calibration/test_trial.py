@@ -130,10 +130,11 @@ def test_the_first_ridge_is_kept_if_it_is_best(
     assert not any(fit.uniform for fit in found.fits)
     assert script.ridges(5) == [1e-2, 1e-1, 1e-3]
     assert profile_of(tiny_known).finest == FINEST
-    assert script.asked[3:8] == [
+    assert script.asked[3:9] == [
         (5, Fit(ridge=1.0, order=1), False),  # then orders
         (5, Fit(ridge=1.0, order=2), False),
-        (5, Fit(ridge=1e-3, groups=FINEST), False),  # then groups
+        (5, Fit(ridge=1e-2, groups=BANDS), False),  # then groups, few at first
+        (5, Fit(ridge=1e-2, groups=CHANNELS), False),
         (5, Fit(ridge=1e-2, groups=FINEST), False),
         (5, Fit(ridge=1e-2), True),  # then the uniform schedule
     ]
@@ -179,6 +180,24 @@ def test_orders_and_groups_are_measured_budget_by_budget(
     for budget in wanted:
         first = next(fit for computed, fit, _ in script.asked if computed == budget)
         assert (first.order, first.groups) == (0, ONE_GROUP)
+
+
+def test_many_groups_have_to_be_better_than_few(
+    scripted: Callable[[Distances], Script], tiny_known: Policy
+) -> None:
+    """By 0.3 dB; and with groups a weaker ridge is tried."""
+    errors = {ONE_GROUP: 1.0, BANDS: 0.8, CHANNELS: 0.78, FINEST: 0.7}
+    for finest, expected in ((0.78, BANDS), (0.7, FINEST)):
+        errors[FINEST] = finest
+
+        def distances(budget: int, fit: Fit, uniform: bool) -> list[float]:
+            weaker = 0.9 if fit.ridge < START and fit.groups != ONE_GROUP else 1.0
+            return [errors[fit.groups] * weaker * (1 + fit.order + uniform)] * 2
+
+        scripted(distances)
+        found = measure_fits(Grey(), tiny_known, TINY_RUNS[:4])
+        assert {fit.fit.groups for fit in found.fits} == {expected}
+        assert {fit.fit.ridge for fit in found.fits} == {1e-3}
 
 
 def test_without_statistics_by_group_none_are_tried(

@@ -47,6 +47,8 @@ __all__ = [
 _ALL: tuple[Baseline, ...] = (
     FewerSteps(),
     Uniform(),
+    Uniform(name="extrapolation, order 1", order=1),
+    Uniform(name="extrapolation, order 2", order=2),
     TeaCache(),
     PaperFeatures(),
     DeltaDiT(),

@@ -22,9 +22,11 @@ from torch import Tensor
 import ertacache
 from ertacache.baselines import BASELINES
 from ertacache.bench.contestants import (
+    EXTRAPOLATIONS,
     POLICIES,
     Contestant,
     baseline_contestants,
+    extrapolation_contestants,
     policy_contestants,
 )
 from ertacache.bench.cost import count_flops, live_bytes, watch_bytes
@@ -49,7 +51,7 @@ from ertacache.metrics.files import media_files
 
 __all__ = ["BUDGETS", "Bench"]
 
-BUDGETS = (1.5, 2.0, 3.0)
+BUDGETS = (1.5, 2.0, 3.0, 4.0, 5.0)
 MEASURED_AT = 0.6  # share of a run's steps after which its memory is measured
 
 Item = TypeVar("Item")
@@ -84,6 +86,9 @@ class Bench:
             raise ValueError(
                 f"no such method: {', '.join(sorted(unknown))}; there are: {', '.join(METHODS)}"
             )
+        derived = sorted(set(self.methods) & EXTRAPOLATIONS.keys())
+        if derived and TRAJECTORY not in self.methods:
+            raise ValueError(f"{derived[0]!r} has the compute schedule of trajectory: add that")
         if not self.budgets or not all(1 < budget < math.inf for budget in self.budgets):
             raise ValueError("budgets are speed-ups, each a finite number greater than 1")
         if max(self.budgets) > self.work.steps / 2:
@@ -167,6 +172,8 @@ class Bench:
         baselines = [BASELINES[name] for name in names if name in BASELINES]
         contestants = [Contestant(FULL, 1.0, compute_steps=work.steps)]
         contestants += policy_contestants(work, budgets, policies, journal)
+        derived = [name for name in names if name in EXTRAPOLATIONS]
+        contestants += extrapolation_contestants(work, budgets, derived, journal)
         for baseline in _reported(baselines, stage("baselines")):
             contestants += baseline_contestants(work, budgets, baseline, journal)
         return contestants
@@ -214,10 +221,14 @@ class Bench:
         """Run every contestant on a batch, if the journal does not have it; the new records."""
         missing, found = [c for c in running if not journal.has(*c.key, number)], list[Record]()
         truth: Tensor | None = None
+        made, made_by = None, running[0]
         for place, contestant in enumerate(running, start=1):
             if contestant in missing or (contestant is running[0] and missing):
-                with contestant.attach():
-                    made = self.work.session.generate(self.work.batches[number])
+                # A method that cannot become cheaper has one setting for several budgets.
+                if made is None or not contestant.same_run(made_by):
+                    with contestant.attach():
+                        made = self.work.session.generate(self.work.batches[number])
+                    made_by = contestant
                 truth = made.results if truth is None else truth
                 samples.add(*contestant.key, made.results, batch=number)
                 if contestant in missing:

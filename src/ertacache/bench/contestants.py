@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from ertacache.baselines import Baseline, search_parameter
+from ertacache.baselines.uniform import Uniform
 from ertacache.bench.cost import count_flops
 from ertacache.bench.journal import Journal
 from ertacache.bench.results import FULL, TRAJECTORY
@@ -27,9 +28,11 @@ from ertacache.formats.policy import Policy
 from ertacache.integration.attach import Handle
 
 __all__ = [
+    "EXTRAPOLATIONS",
     "POLICIES",
     "Contestant",
     "baseline_contestants",
+    "extrapolation_contestants",
     "policy_contestants",
 ]
 
@@ -42,6 +45,9 @@ PAPER: Mapping[str, Mapping[str, Any]] = {
 
 POLICIES = (TRAJECTORY, *PAPER)
 """Methods that run as a policy."""
+
+EXTRAPOLATIONS: Mapping[str, int] = {f"our schedule, order {order}": order for order in range(3)}
+"""Extrapolation of outputs on the compute schedule of trajectory: name, order."""
 
 SEARCH_TRIES = 10
 
@@ -72,6 +78,10 @@ class Contestant:
     def key(self) -> tuple[str, float]:
         """Method and budget, which identify it."""
         return self.method, self.budget
+
+    def same_run(self, other: Contestant) -> bool:
+        """Whether a run of the other one is a run of this one, for another budget."""
+        return (self.method, self.setting) == (other.method, other.setting)
 
 
 def policy_contestants(
@@ -116,6 +126,25 @@ def _paper_plans(
     found = calibration.search_budget(steps)
     for method in methods:
         yield method, FittedPlan(calibration.fit(found, **PAPER[method]), calibration.sigmas)
+
+
+def extrapolation_contestants(
+    work: Workload, budgets: Sequence[float], methods: Sequence[str], journal: Journal
+) -> Iterator[Contestant]:
+    """What the compute schedule of trajectory gives without its coefficients.
+
+    The last step is computed, as extrapolation needs it: if trajectory reuses it, its last computed
+    step is moved there.
+    """
+    for method in methods:
+        for budget in budgets:
+            ours = journal.policy(TRAJECTORY, budget)
+            assert ours is not None
+            computed = (*ours.default.compute_steps[:-1], work.steps - 1)
+            baseline = Uniform(method, EXTRAPOLATIONS[method], computed)
+            count = len(computed)
+            attach = partial(baseline.attach, work.pipe, count, num_inference_steps=work.steps)
+            yield Contestant(method, budget, attach, count, f"{count} steps")
 
 
 def baseline_contestants(

@@ -9,8 +9,9 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from ertacache.bench.journal import Record
@@ -23,6 +24,7 @@ __all__ = [
     "BenchRow",
     "Interval",
     "check_replaceable",
+    "largest_speedup",
     "measured_row",
     "read_results",
     "write_results",
@@ -30,8 +32,10 @@ __all__ = [
 
 FULL, TRAJECTORY = "full", "trajectory"  # the full run and our method, as rows name them
 
+SAME_MEAN, SAME_TENTH = 40.0, 35.0  # dB: a mean and a tenth percentile at which no one sees it
+
 # Keys of a file that differ from the names of fields.
-_KEYS = {"setting": "knob", "psnr": "psnr_db", "lead": "lead_db"}
+_KEYS = {"setting": "knob", "psnr": "psnr_db", "psnr_tenth": "psnr_p10", "lead": "lead_db"}
 _INTERVALS = ("speedup", "psnr", "lead", "ssim", "lpips", "flickering")
 
 
@@ -64,6 +68,7 @@ class BenchRow:
         speedup: the full run's time over this one's, median and quartiles over batches.
         cached_bytes: tensors alive in the second half of a run, beyond those of a full run.
         psnr: mean PSNR to the full run in dB, with its 95 % interval over prompts.
+        psnr_tenth: PSNR that nine of ten prompts exceed (p10).
         lead: mean over prompts of trajectory's PSNR minus this one's at this budget, likewise.
         ssim: mean SSIM, likewise.
         lpips: mean LPIPS (AlexNet), likewise; None without its weights.
@@ -84,6 +89,7 @@ class BenchRow:
     speedup: Interval | None = None
     cached_bytes: int | None = None
     psnr: Interval | None = None
+    psnr_tenth: float | None = None
     lead: Interval | None = None
     ssim: Interval | None = None
     lpips: Interval | None = None
@@ -97,7 +103,7 @@ class BenchRow:
         Example:
             >>> row = BenchRow("m", "uniform", 2.0, 30, psnr=Interval(40.0, 39.0, 41.0))
             >>> {key: value for key, value in row.to_json().items() if "psnr" in key}
-            {'psnr_db': 40.0, 'psnr_low': 39.0, 'psnr_high': 41.0}
+            {'psnr_db': 40.0, 'psnr_low': 39.0, 'psnr_high': 41.0, 'psnr_p10': None}
         """
         written: dict[str, Any] = {}
         for name in (field.name for field in fields(self)):
@@ -119,7 +125,7 @@ class BenchRow:
         for name in _INTERVALS:
             ends = [given.pop(key, None) for key in _interval_keys(name)]
             given[name] = None if None in ends else Interval(*ends)
-        made = cls(setting=given.pop("knob", None), **given)
+        made = cls(setting=given.pop("knob", None), psnr_tenth=given.pop("psnr_p10", None), **given)
         for name, kind in get_type_hints(cls).items():
             if not _has_type(getattr(made, name), kind):
                 raise TypeError(f"{name} is {getattr(made, name)!r}")
@@ -161,6 +167,17 @@ def _quartiles(values: Sequence[float]) -> Interval:
     return Interval(median(ranked), ranked[math.floor(quarter)], ranked[math.ceil(3 * quarter)])
 
 
+def _tenth(values: Sequence[float]) -> float:
+    """The tenth percentile.
+
+    Example:
+        >>> _tenth([30.0, 40.0, 50.0])
+        32.0
+    """
+    cuts = quantiles(values, n=10, method="inclusive") if len(values) > 1 else values
+    return round(cuts[0], 2)
+
+
 def measured_row(
     row: BenchRow,
     records: Sequence[Record],
@@ -188,6 +205,7 @@ def measured_row(
         seconds=round(median(record.seconds for record in records), 4),
         speedup=_quartiles([full_seconds[r.batch] / r.seconds for r in records]).rounded(3),
         psnr=mean("psnr", 2),
+        psnr_tenth=_tenth([x for record in records for x in record.scores["psnr"]]),
         lead=_mean(_leads(ours, records), 2) if ours else None,
         ssim=mean("ssim", 7),
         lpips=mean("lpips", 7),
@@ -203,6 +221,43 @@ def _leads(ours: Sequence[Record], records: Sequence[Record]) -> list[float]:
         for record in records
         for a, b in zip(mine[record.batch], record.scores["psnr"], strict=True)
     ]
+
+
+def largest_speedup(rows: Sequence[BenchRow]) -> tuple[float, bool] | None:
+    """The largest speed-up of a method whose results still look the same.
+
+    That is: a mean PSNR of 40 dB and more, and nine of ten prompts with 35 dB and more. A speed-up
+    is the full run's FLOPs over the method's; between budgets both are interpolated.
+
+    Args:
+        rows: of one method on one model, by budget.
+
+    Returns:
+        The speed-up, and whether it is a limit of what was measured: all budgets look the same.
+        None if even the smallest budget does not, or nothing was measured.
+
+    Example:
+        >>> def row(budget, mean, tenth):
+        ...     psnr = Interval(mean, mean, mean)
+        ...     return BenchRow("m", "x", budget, 30, psnr=psnr, psnr_tenth=tenth,
+        ...                     flops_ratio=1 / budget)
+        >>> largest_speedup([row(2.0, 50.0, 47.0), row(4.0, 35.0, 34.0)])
+        (3.33, False)
+        >>> largest_speedup([row(2.0, 50.0, 47.0)])
+        (2.0, True)
+    """
+    found = sorted(
+        (1 / row.flops_ratio, row.psnr.value - SAME_MEAN, row.psnr_tenth - SAME_TENTH)
+        for row in rows
+        if row.psnr is not None and row.psnr_tenth is not None and row.flops_ratio
+    )
+    if not found or min(found[0][1:]) < 0:
+        return None
+    for (slow, *above), (fast, *below) in pairwise(found):
+        shares = [a / (a - b) for a, b in zip(above, below, strict=True) if b < 0]
+        if shares:
+            return round(slow + min(shares) * (fast - slow), 2), False
+    return round(found[-1][0], 2), True
 
 
 def write_results(path: Path, settings: Mapping[str, Any], rows: Sequence[BenchRow]) -> None:

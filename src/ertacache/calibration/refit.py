@@ -23,7 +23,7 @@ from ertacache.calibration.session import (
     interleave_runs,
     open_session,
 )
-from ertacache.calibration.trial import FIRST, MARGIN, Search, by_group, regret, rest_of
+from ertacache.calibration.trial import FIRST, Search, by_group, regret, rest_of
 from ertacache.calibration.validate import hold_out, validate
 from ertacache.core.distance import typical_distance
 from ertacache.core.paper import reuse_distances, sweep_profile
@@ -41,7 +41,7 @@ from ertacache.integration.solve import PlanSolver, profile_of
 __all__ = ["REFIT_PROMPTS", "check_refit_prompts", "refit", "refit_budget"]
 
 REFIT_PROMPTS = 32  # by default: with half as many, out-of-distribution prompts diverge
-ATTEMPTS = 14  # candidates, about
+ATTEMPTS = 15  # candidates, about
 HISTORIES = (5, 3)  # besides 4: a long one suits many computed steps
 
 
@@ -256,7 +256,7 @@ class _Trials:
                 break
         search.try_groups(self.reference.finest)
         if self.reference.facts.branch:
-            search.challenge(replace(search.fit, branch=True), MARGIN)
+            search.try_branch()
         return search.best
 
     def refit(self, steps: tuple[int, ...], fit: Fit) -> Tensor:

@@ -21,7 +21,7 @@ from ertacache.calibration.session import Session, group_runs
 from ertacache.calibration.sharing import Record
 from ertacache.core.distance import robust_distance, typical_distance
 from ertacache.core.frontier import FrontierPoint, MeasuredFit, solve_frontier
-from ertacache.core.groups import ONE_GROUP, Groups
+from ertacache.core.groups import Groups
 from ertacache.core.plans import steps_for_speedup
 from ertacache.core.simulate import MAX_ORDER, Fit
 from ertacache.formats.fitted import FittedPlan
@@ -175,18 +175,26 @@ class Search(Generic[Found]):
                 self.climb_ridges()
 
     def try_groups(self, finest: Groups | None) -> None:
-        """Divide the latent, with the ridge so far and a weaker one; then as little as will do."""
-        if finest is None or finest == ONE_GROUP:
+        """Divide the latent, at first into few groups; then with a weaker ridge, if it helped."""
+        if finest is None:
             return
-        place = RIDGES.index(self.fit.ridge)
-        ridges = RIDGES[max(0, place - 1) : place + 1]
-        divided = (replace(self.fit, groups=finest, ridge=ridge) for ridge in ridges)
-        if not any(self.challenge(fit, MARGIN) for fit in divided):
-            return
-        for groups in (Groups(bands=finest.bands), Groups(channels=finest.channels)):
-            simpler = groups not in (finest, ONE_GROUP)
-            if simpler and self.challenge(replace(self.fit, groups=groups), 1 / MARGIN):
-                return
+        undivided = self.fit.groups
+        divisions = (Groups(bands=finest.bands), Groups(channels=finest.channels), finest)
+        for groups in dict.fromkeys(divisions):
+            if groups != undivided:
+                self.challenge(replace(self.fit, groups=groups), MARGIN)
+        if self.fit.groups != undivided:
+            self.challenge(replace(self.fit, ridge=self._weaker()))
+
+    def try_branch(self) -> None:
+        """Add a second history, with the ridge so far and a weaker one."""
+        for ridge in dict.fromkeys((self.fit.ridge, self._weaker())):
+            margin = 1.0 if self.fit.branch else MARGIN
+            self.challenge(replace(self.fit, branch=True, ridge=ridge), margin)
+
+    def _weaker(self) -> float:
+        """The next weaker ridge, if there is one."""
+        return RIDGES[max(0, RIDGES.index(self.fit.ridge) - 1)]
 
 
 @dataclass(frozen=True, eq=False)

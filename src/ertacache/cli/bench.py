@@ -57,7 +57,7 @@ def bench(
     budgets: Annotated[
         str,
         typer.Option("--budgets", metavar="NUMBER,NUMBER,...", help="Speed-ups to compare at."),
-    ] = "1.5,2,3",
+    ] = "1.5,2,3,4,5",
     prompts: PromptsFile = None,
     heldout: Annotated[
         Path | None,
@@ -161,19 +161,20 @@ def _print_rows(rows: Sequence[BenchRow]) -> None:
         chosen.sort(key=lambda row: 0.0 if row.psnr is None else -row.psnr.value)
         print_table(
             f"Budget {budget:g}x",
-            ["", "FLOPs", "speed-up", "PSNR", "SSIM", "LPIPS", "cache"],
+            ["", "FLOPs", "speed-up", "PSNR", "p10", "SSIM", "LPIPS", "cache"],
             [_cells(row) for row in chosen],
         )
 
 
 def _cells(row: BenchRow) -> list[str]:
     if row.why_not is not None:
-        return [row.method, "not applicable", "", "", "", "", ""]
+        return [row.method, "not applicable", "", "", "", "", "", ""]
     return [
         row.method,
         f"{row.flops_ratio or 0.0:.3f}",
         _cell(row.speedup, "{:.2f}x"),
         _cell(row.psnr, "{:.2f} dB"),
+        "" if row.psnr_tenth is None else f"{row.psnr_tenth:.2f} dB",
         _cell(row.ssim, "{:.4f}"),
         _cell(row.lpips, "{:.4f}"),
         f"{(row.cached_bytes or 0) / 1e3:.0f} kB",

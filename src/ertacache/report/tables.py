@@ -52,7 +52,7 @@ def quality_table(rows: Sequence[BenchRow]) -> str:
     """The paper's columns at one budget, with FID of images or flickering of videos."""
     more = _more_columns(rows)
     head = ("method", "setting", "FLOPs", "speed-up", "latency", *more)
-    head += ("LPIPS ↓", "SSIM ↑", "PSNR ↑")
+    head += ("LPIPS ↓", "SSIM ↑", "PSNR ↑", "PSNR, p10 ↑")
     body = []
     for row in best_first(rows):
         name = escape(row.method)
@@ -70,6 +70,7 @@ def quality_table(rows: Sequence[BenchRow]) -> str:
                 _interval(row.lpips, 6),
                 _interval(row.ssim, 5),
                 _interval(row.psnr, 2),
+                "" if row.psnr_tenth is None else f"{row.psnr_tenth:.2f}",
             ]
         )
     return _table(head, body)

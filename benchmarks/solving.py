@@ -1,0 +1,128 @@
+"""How long a run waits for its plan when its schedule is new, and when it is not; on one core.
+
+What it measures: seconds that the choice of a plan takes at the start of a run, for a policy with a
+profile of 32 prompts of a bundled model at its own number of steps, on sigma schedules that were
+not profiled (another shift): read off the scheduler, resampled, searched and fitted, with one group
+and with as many groups as a policy can have. Then the same for a second run on that schedule.
+Medians over repeated first runs, each with a fresh chooser, after one that is not counted.
+
+Writes its rows into ``results/solving.json``. The last line of standard output is the JSON of the
+rows, compact.
+
+    python benchmarks/solving.py                     # emoji-wan, 50 steps
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rows import RESULTS, Row, replace_rows, show_progress
+
+from ertacache.calibration.profile import profile_runs
+from ertacache.calibration.session import Session, number_runs
+from ertacache.calibration.trial import with_frontier
+from ertacache.core.frontier import MeasuredFit
+from ertacache.core.groups import ONE_GROUP, Groups
+from ertacache.core.plans import Target
+from ertacache.core.simulate import Fit
+from ertacache.formats.policy import Policy
+from ertacache.integration.choose import PlanChooser
+from ertacache.integration.solve import profile_of
+from ertacache.models import MODELS, load_pipeline, load_prompts
+
+SPEEDUPS = (2.0, 3.0, 5.0)
+SHIFT = {"flow_shift": 5.0, "shift": 5.0}  # of the new schedule, by the scheduler's own name
+
+
+def profiled(name: str, pipe: Any, prompts: int) -> Policy:
+    """A policy with a profile and its frontier; nothing is tried on the network."""
+    session = Session(
+        pipe,
+        MODELS[name].call_arguments,
+        batch_size=8,
+        stage=lambda stage: show_progress(f"{name}: {stage}"),
+    )
+    runs = number_runs(load_prompts(name, "calibration")[:prompts])
+    return with_frontier(profile_runs(session, runs, keep=runs))
+
+
+def with_fit(policy: Policy, groups: Groups) -> Policy:
+    """The policy, with all plans fitted with so many groups."""
+    return replace(policy, fits=(MeasuredFit(1, Fit(groups=groups), 1.0),))
+
+
+def new_schedule(pipe: Any, steps: int) -> Any:
+    """A scheduler of the same class with another shift, after ``set_timesteps``."""
+    config = pipe.scheduler.config
+    shift = {key: value for key, value in SHIFT.items() if key in config}
+    scheduler = type(pipe.scheduler).from_config(config, **shift)
+    scheduler.set_timesteps(steps)
+    return scheduler
+
+
+def timed(policy: Policy, scheduler: Any, target: Target) -> tuple[float, float]:
+    """Seconds of the first choice of a plan and of the second."""
+    chooser, seconds = PlanChooser(policy, target), []
+    for _ in range(2):
+        begin = time.perf_counter()
+        chooser.choose(scheduler)
+        seconds.append(time.perf_counter() - begin)
+    return seconds[0], seconds[1]
+
+
+def measure(name: str, options: argparse.Namespace) -> list[Row]:
+    """The rows of a model."""
+    pipe = load_pipeline(name)
+    policy, steps = profiled(name, pipe, options.prompts), MODELS[name].num_inference_steps
+    scheduler = new_schedule(pipe, steps)
+    rows = []
+    for groups in (ONE_GROUP, profile_of(policy).finest or ONE_GROUP):
+        for speedup in SPEEDUPS:
+            target = Target(speedup=speedup)
+            times = [
+                timed(with_fit(policy, groups), scheduler, target)
+                for _ in range(options.repeats + 1)
+            ][1:]
+            first, second = ([time[place] for time in times] for place in range(2))
+            rows.append(
+                {
+                    "model": name,
+                    "steps": steps,
+                    "compute_steps": target.budget(steps),
+                    "groups": str(groups),
+                    "prompts": options.prompts,
+                    "first_ms": round(1e3 * median(first), 1),
+                    "fastest_ms": round(1e3 * min(first), 1),
+                    "slowest_ms": round(1e3 * max(first), 1),
+                    "second_ms": round(1e3 * median(second), 3),
+                    "repeats": options.repeats,
+                    "threads": torch.get_num_threads(),
+                }
+            )
+            print(rows[-1], flush=True)
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure one model and write its rows."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("model", nargs="?", default="emoji-wan", choices=sorted(MODELS))
+    parser.add_argument("--prompts", type=int, default=32, help="profiled prompts")
+    parser.add_argument("--repeats", type=int, default=15, help="counted first runs")
+    parser.add_argument("--results", type=Path, default=RESULTS / "solving.json")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    rows = measure(options.model, options)
+    replace_rows(options.results, options.model, rows)
+    print(json.dumps(rows, separators=(",", ":")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""The time that a new schedule costs, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def test_first_and_second_runs(
+    benchmark: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solving, path = benchmark("solving"), tmp_path / "solving.json"
+    monkeypatch.setattr(solving, "SPEEDUPS", (2.0, 3.0))
+    options = ["--prompts", "4", "--repeats", "1", "--results", str(path)]
+    monkeypatch.setattr("torch.set_num_threads", lambda number: None)
+    solving.main(["wan", *options])
+    rows = json.loads(path.read_text())
+    assert [row["compute_steps"] for row in rows] == [3, 2, 3, 2]
+    assert rows[0]["groups"] == "one group" != rows[2]["groups"]
+    assert {row["repeats"] for row in rows} == {1}
