@@ -59,6 +59,7 @@ bench: setup
 	# Not into the environment: where torchao is, every import of diffusers prints warnings.
 	$(BIN)/python -m pip install --quiet --no-deps --target build/torchao --constraint constraints.txt torchao
 	PYTHONPATH=build/torchao $(BIN)/python benchmarks/check.py checkpoints/lora
+	$(BIN)/python benchmarks/scale.py
 	for model in $(MODELS); do $(BIN)/python benchmarks/overhead.py $$model || exit 1; done
 	$(BIN)/python -m training.reference reference
 	$(foreach model,$(MODELS),$(BIN)/ertacache bench $(model) $(REFERENCE_$(model)) --force -o results/bench-$(model).json &&) true

@@ -27,8 +27,9 @@ from typing import Any
 from policies import calibrated
 from rows import RESULTS, ModelParser, Row, mean_row, replace_rows, show_progress
 
+from ertacache.calibration.reference import Reference
 from ertacache.calibration.refit import refit_budget
-from ertacache.calibration.session import HELDOUT_SEED, Reference, Session, number_runs
+from ertacache.calibration.session import HELDOUT_SEED, Session, number_runs
 from ertacache.calibration.validate import Variant, measure
 from ertacache.core.plans import Target, TrajectoryPlan
 from ertacache.formats.policy import Policy
@@ -53,10 +54,11 @@ def session_of(name: str, pipe: Any, options: argparse.Namespace, **changes: Any
 
 def narrowed(policy: Policy, reference: Reference, kind: str) -> tuple[Policy, Reference]:
     """A policy and its full runs, as far as a kind of plan may use them."""
+    facts = replace(reference.facts, branch=False)
     if kind == "one":
         profile = replace(profile_of(policy), by_group=None)
-        return replace(policy, profile=profile), replace(reference, layout=None, branch=False)
-    return policy, replace(reference, branch=False)
+        policy, facts = replace(policy, profile=profile), replace(facts, layout=None)
+    return policy, replace(reference, facts=facts)
 
 
 def policies(name: str, pipe: Any, options: argparse.Namespace) -> dict[str, Policy]:

@@ -47,7 +47,9 @@ PAGES = {
     "overhead": "docs/figures.md",
     "compatibility": "docs/compatibility.md",
     "comfyui": "comfyui/README.md",
+    "scale": "docs/scale.md",
 }
+BUSY = 3.0  # load before a measurement; what was measured last counts for a minute
 SOURCES = {"overview": "fidelity"}  # tables made of the rows of another one
 # Methods of the first page, and their names there.
 OVERVIEW = {
@@ -224,6 +226,29 @@ def spread(row: Row, name: str = "psnr") -> str:
     return f"{row[f'{name}_db']:.1f} ({row[f'{name}_low']:.1f} to {row[f'{name}_high']:.1f})"
 
 
+def scale_table(rows: list[Row]) -> str:
+    """Seconds by number of processes."""
+    if not rows:
+        return "Not measured yet."
+    first, same = rows[0], len({row["policy_sha256"] for row in rows}) == 1
+    busy = max(row["load_before"] for row in rows)
+    lines = [
+        f"`{first['model']}`, {first['prompts']} prompts, {first['steps']} steps, {first['cores']} "
+        f"core{'' if first['cores'] == 1 else 's'}, one thread per process; "
+        f"the files are {'equal to the bit' if same else 'DIFFERENT'}.",
+        "",
+        "| processes | profile, s | refit at 2x, s |",
+        "|--:|--:|--:|",
+    ]
+    lines += [
+        f"| {row['processes']} | {row['profile_seconds']:.1f} | {row['refit_seconds']:.1f} |"
+        for row in rows
+    ]
+    if busy > BUSY:
+        lines += ["", f"The machine was busy (load {busy:g}): these times say little."]
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[Any], str]] = {
     "overview": overview_table,
     "summary": summary_table,
@@ -242,6 +267,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "overhead": overhead_table,
     "compatibility": compatibility_table,
     "comfyui": comfyui_table,
+    "scale": scale_table,
 }
 
 

@@ -111,6 +111,14 @@ def test_the_code_of_the_hub_page_runs(
     assert names["policy"]._to_bytes() == policy_file.read_bytes()
 
 
+def test_the_code_of_many_processes_runs_in_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_python("docs/scale.md")["policy"].profile.num_runs == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["profile.safetensors"]
+
+
 @pytest.mark.parametrize("page", FLOW_PAGES)
 def test_the_table_of_flows_is_the_results_file(page: str) -> None:
     cases = json.loads((RESULTS / "flows.json").read_text())["cases"]
@@ -126,9 +134,7 @@ def test_the_table_of_flows_is_the_results_file(page: str) -> None:
 def test_the_tables_of_models_are_the_results_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     tables = import_module("tables")
-    assert {"overview", "summary", "fidelity", "transfer", "bench", "compatibility"} <= set(
-        tables.PAGES
-    )
+    assert {"overview", "summary", "fidelity", "transfer", "bench", "scale"} <= set(tables.PAGES)
     for name, place in tables.PAGES.items():
         page = text_of(place)
         filled = tables.fill(name, page, tables.rows_of(name))

@@ -24,11 +24,15 @@ LAYERS: list[tuple[set[str], set[str]]] = [
     ({"hub"}, {"huggingface_hub", "matplotlib"}),
     ({"metrics"}, {"torch", "PIL", "imageio", "transformers"}),
     ({"models", "integration"}, {"torch", "safetensors", "diffusers", "transformers"}),
+    ({"distributed"}, {"torch", "accelerate"}),
     ({"calibration"}, {"torch"}),
     ({"baselines"}, {"torch", "diffusers", "cache_dit"}),
     ({"bench"}, {"torch", "diffusers", "safetensors"}),
     ({"report"}, {"torch", "PIL", "matplotlib"}),
-    ({"cli"}, {"torch", "typer", "rich", "PIL", "imageio", "diffusers", "transformers"}),
+    (
+        {"cli", "__main__"},
+        {"torch", "typer", "rich", "PIL", "imageio", "diffusers", "transformers"},
+    ),
 ]
 
 

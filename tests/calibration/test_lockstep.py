@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import accelerate
 import pytest
 import torch
 from torch import Tensor
 
 from ertacache.calibration.lockstep import refit_plan, run_plan
 from ertacache.calibration.profile import profile_runs
-from ertacache.calibration.session import Evaluations, Reference, Session, number_runs
+from ertacache.calibration.reference import Reference
+from ertacache.calibration.session import Session, number_runs
+from ertacache.calibration.sharing import Evaluations
 from ertacache.calibration.solve import solve
 from ertacache.core.distance import distances, typical_distance
 from ertacache.core.groups import ONE_GROUP, Groups
@@ -23,6 +26,7 @@ from ertacache.formats.policy import Policy
 from ertacache.formats.profile import ProfiledPrompt
 from ertacache.integration.attach import find_handle
 from tests.calibration.conftest import RUNS, TINY_PROMPTS, TINY_STEPS, counting_rows, tiny_call
+from tests.integration.test_coexistence import offload
 from tests.integration.tiny import CASES, generate
 
 STEPS = (0, 3, 5)
@@ -159,10 +163,10 @@ def test_finer_refits_come_closer_to_the_runs_that_they_are_fitted_on(
     known, reference = profile_runs(session, runs, keep=runs), session.reference(runs)
     finest = reference.finest
     assert finest is not None
-    assert reference.branch == (name != "flux" or bool(more))
+    assert reference.facts.branch == (name != "flux" or bool(more))
     errors: dict[tuple[Groups, bool], float] = {}
     for groups in (ONE_GROUP, Groups(bands=3), Groups(channels=finest.channels), finest):
-        for branch in (False, True)[: 1 + reference.branch]:
+        for branch in (False, True)[: 1 + reference.facts.branch]:
             fit = Fit(ridge=1e-4, groups=groups, branch=branch)
             plan, found = refitted(session, known, runs, fit=fit)
             assert (plan.groups, plan.branch) == (groups, branch)
@@ -300,3 +304,22 @@ def test_a_compiled_network_and_one_with_hooks_of_its_own(guided: Policy) -> Non
     pipe.transformer = torch.compile(pipe.transformer, backend="eager")
     found, _ = refitted(session, guided, GUIDED)
     assert torch.equal(found.coefficients, expected.coefficients)
+
+
+def dispatch(pipe: Any) -> None:
+    """As a device map leaves it, with one device."""
+    accelerate.dispatch_model(pipe.transformer, device_map={"": "cpu"}, force_hooks=True)
+
+
+def test_batches_run_on_copies_of_offloaded_and_dispatched_pipelines() -> None:
+    found = []
+    for prepare in (None, "model", "sequential", "leaf_level", dispatch):
+        pipe = CASES["flux"].build()
+        if isinstance(prepare, str):
+            offload(pipe, prepare)
+        elif prepare is not None:
+            prepare(pipe)
+        session, runs = Session(pipe, tiny_call()), number_runs(TINY_PROMPTS[:2])
+        known = profile_runs(session, runs, keep=runs)
+        found.append(refitted(session, known, runs)[0].coefficients)
+    assert all(torch.equal(each, found[0]) for each in found)

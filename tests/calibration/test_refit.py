@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ertacache.calibration.lockstep import run_plan
 from ertacache.calibration.profile import profile, profile_runs
+from ertacache.calibration.reference import Reference
 from ertacache.calibration.refit import refit, refit_budget
-from ertacache.calibration.session import Reference, Session, number_runs
+from ertacache.calibration.session import Session, number_runs
 from ertacache.calibration.solve import solve
 from ertacache.core.distance import typical_distance
 from ertacache.core.frontier import MeasuredFit
@@ -136,14 +137,16 @@ def scripted(
 ) -> Callable[..., FittedPlan]:
     """Refit three computed steps, by a script; the solved ones are 0, 1 and 2."""
     session = Session(tiny, tiny_call(), batch_size=4)
-    reference = replace(session.reference(TINY_RUNS[:4]), branch=True)
+    found = session.reference(TINY_RUNS[:4])
+    reference = replace(found, facts=replace(found.facts, branch=True))
     monkeypatch.setattr("ertacache.calibration.refit.PlanSolver", Poor)
     monkeypatch.setattr("ertacache.calibration.refit._paper_schedule", lambda *_: [PAPER])
 
     def refit_three(script: Script, policy: Policy = tiny_known, **changes: Any) -> FittedPlan:
         monkeypatch.setattr("ertacache.calibration.refit.refit_plan", script.refit)
         monkeypatch.setattr("ertacache.calibration.refit.run_plan", script.run)
-        return refit_budget(session, policy, replace(reference, **changes), 3)
+        facts = replace(reference.facts, **changes)
+        return refit_budget(session, policy, replace(reference, facts=facts), 3)
 
     return refit_three
 

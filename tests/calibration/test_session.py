@@ -12,23 +12,21 @@ from typing import Any
 import pytest
 import torch
 
-from ertacache.calibration import trial
+from ertacache.calibration import refit, trial
 from ertacache.calibration.calibrate import calibrate
 from ertacache.calibration.paper import PASSES
 from ertacache.calibration.refit import ATTEMPTS
 from ertacache.calibration.session import (
-    Evaluations,
     Session,
     group_runs,
     interleave_runs,
     number_runs,
     split_runs,
 )
+from ertacache.calibration.sharing import Evaluations
 from ertacache.calibration.solve import solve
 from ertacache.core.groups import Groups, Layout
 from ertacache.core.plans import TrajectoryPlan
-from ertacache.core.sampler import Stepper
-from ertacache.core.steppers import RefitStepper
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import ProfiledPrompt
 from tests.calibration.conftest import (
@@ -177,16 +175,13 @@ def validated(policy: Policy, prompts: int = len(TINY_HELDOUT)) -> int:
 def refits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The compute schedules of the refit's runs, as they are made."""
     made: list[tuple[int, ...]] = []
-    lockstep = Session.lockstep
+    refit_plan = refit.refit_plan
 
-    def spy(
-        session: Session, runs: Any, policy: Policy, stepper: Stepper | None = None, **more: Any
-    ) -> torch.Tensor:
-        if isinstance(stepper, RefitStepper):
-            made.append(policy.default.compute_steps)
-        return lockstep(session, runs, policy, stepper, **more)
+    def spy(session: Session, reference: Any, steps: tuple[int, ...], **more: Any) -> Any:
+        made.append(tuple(steps))
+        return refit_plan(session, reference, steps, **more)
 
-    monkeypatch.setattr(Session, "lockstep", spy)
+    monkeypatch.setattr(refit, "refit_plan", spy)
     return made
 
 
@@ -300,9 +295,9 @@ def test_a_reference_knows_layout_and_branches(tiny: Any) -> None:
         (cogvideox, "cogvideox", {"guidance_scale": 1.0}, Layout(channel=2), 4, False),
     ):
         found = Session(pipe, tiny_call(name) | more, batch_size=2).reference(TINY_RUNS[:2])
-        assert (found.layout, found.branch) == (layout, branch)
+        assert (found.facts.layout, found.facts.branch) == (layout, branch)
         assert found.finest == found.select([1]).finest == Groups(channels, bands)
-    assert replace(found, layout=None).finest is None
+    assert replace(found, facts=replace(found.facts, layout=None)).finest is None
 
 
 def test_values_are_spread_over_the_prompts_in_turn() -> None:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ertacache.calibration import trial
-from ertacache.calibration.session import Generated, Reference, Session, number_runs
+from ertacache.calibration.reference import Latents, Reference, RunFacts
+from ertacache.calibration.session import Generated, Session, number_runs
 from ertacache.calibration.trial import (
     by_group,
     measure_fits,
@@ -46,7 +47,8 @@ class Grey(Session):
 
     def reference(self, runs: Sequence[ProfiledPrompt]) -> Reference:
         schedule: Any = None
-        return Reference(tuple(runs), (), schedule)
+        facts = RunFacts(schedule)
+        return Reference(tuple(runs), Latents([None] * len(runs)), facts)
 
     def generate(
         self, runs: Sequence[ProfiledPrompt], policy: Policy | None = None, **more: Any

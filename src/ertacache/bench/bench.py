@@ -6,11 +6,12 @@ them. Every measurement goes to the journal; an interrupted benchmark resumes fr
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,6 +43,7 @@ from ertacache.bench.results import (
 from ertacache.bench.samples import Samples
 from ertacache.bench.workload import Workload
 from ertacache.calibration.session import Progress, Stage
+from ertacache.distributed import Processes
 from ertacache.formats.lock import locked
 from ertacache.metrics import IDENTICAL, NotAvailableError, lpips, psnr, ssim, temporal_flickering
 from ertacache.metrics.distribution import ReferenceFid, reference_images
@@ -99,6 +101,11 @@ class Bench:
         check_replaceable(self.output, continued=self.journal_path.exists() or self.force)
 
     @property
+    def processes(self) -> Processes:
+        """Those that share the held-out batches; the main one writes."""
+        return self.work.session.sharing.processes
+
+    @property
     def journal_path(self) -> Path:
         """File of all measurements."""
         return self.output.with_suffix(".journal.jsonl")
@@ -131,12 +138,17 @@ class Bench:
         Raises:
             ValueError: another process is writing the journal, or it has other settings.
         """
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        with locked(self.journal_path):
-            return self._run(stage or (lambda name: None))
+        with ExitStack() as stack:
+            if self.processes.is_main:
+                self.output.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(locked(self.journal_path))
+            path = self.journal_path if self.processes.is_main else None
+            journal = Journal(path, self.settings())
+            if self.processes.count > 1:
+                journal.restore(self.processes.from_main("journal", journal.snapshot()))
+            return self._run(journal, stage or (lambda name: None))
 
-    def _run(self, stage: Stage) -> list[BenchRow]:
-        journal = Journal(self.journal_path, self.settings())
+    def _run(self, journal: Journal, stage: Stage) -> list[BenchRow]:
         contestants = self.prepare(journal, stage)
         running = [contestant for contestant in contestants if contestant.why_not is None]
         costs = {
@@ -149,7 +161,8 @@ class Bench:
             replace(self._row(contestant, costs, journal), fid=distances.get(contestant.key))
             for contestant in contestants
         ]
-        write_results(self.output, self.settings(), rows)
+        if self.processes.is_main:
+            write_results(self.output, self.settings(), rows)
         return rows
 
     def prepare(self, journal: Journal, stage: Stage) -> list[Contestant]:
@@ -178,34 +191,59 @@ class Bench:
     def _measure(
         self, running: Sequence[Contestant], journal: Journal, progress: Progress | None
     ) -> Samples:
-        """Run every contestant on every batch that the journal does not have."""
-        batches, samples, full = self.work.batches, Samples(self.samples_path), running[0]
-        for number, batch in enumerate(batches):
-            missing = [c for c in running if not journal.has(*c.key, number)]
-            truth: Tensor | None = None
-            made, made_by = None, full
-            for place, contestant in enumerate(running, start=1):
-                if contestant in missing or (contestant is full and missing):
-                    # A method that cannot become cheaper has one setting for several budgets.
-                    if made is None or not contestant.same_run(made_by):
-                        with contestant.attach():
-                            made, made_by = self.work.session.generate(batch), contestant
-                    truth = made.results if truth is None else truth
-                    samples.add(*contestant.key, made.results, batch=number)
-                    if contestant in missing:
-                        scores = _scores(made.results, truth)
-                        journal.add(Record(*contestant.key, number, made.seconds, scores))
-                if progress is not None:
-                    progress(number * len(running) + place, len(batches) * len(running))
-            if missing:
+        """Run every contestant on every batch that the journal does not have.
+
+        Of several processes each measures a batch, with all contestants, then they exchange.
+        """
+        batches, samples, processes = self.work.batches, Samples(self.samples_path), self.processes
+        for first in range(0, len(batches), processes.count):
+            mine = range(len(batches))[first + processes.number :][:1]
+            measured = [self._measure_batch(k, running, journal, samples, progress) for k in mine]
+            fresh = [asdict(record) for records in measured for record in records]
+            found = processes.exchange("records", json.dumps(fresh).encode())
+            for record in (Record(**each) for data in found for each in json.loads(data)):
+                if not journal.has(record.method, record.budget, record.batch):
+                    journal.add(record)
+            for data in processes.exchange("samples", samples.pack(mine) if fresh else b""):
+                samples.unpack(data)
+            if processes.is_main and any(json.loads(data) for data in found):
                 samples.save([run.prompt for run in batches[0]])
         return samples
+
+    def _measure_batch(
+        self,
+        number: int,
+        running: Sequence[Contestant],
+        journal: Journal,
+        samples: Samples,
+        progress: Progress | None,
+    ) -> list[Record]:
+        """Run every contestant on a batch, if the journal does not have it; the new records."""
+        missing, found = [c for c in running if not journal.has(*c.key, number)], list[Record]()
+        truth: Tensor | None = None
+        made, made_by = None, running[0]
+        for place, contestant in enumerate(running, start=1):
+            if contestant in missing or (contestant is running[0] and missing):
+                # A method that cannot become cheaper has one setting for several budgets.
+                if made is None or not contestant.same_run(made_by):
+                    with contestant.attach():
+                        made = self.work.session.generate(self.work.batches[number])
+                    made_by = contestant
+                truth = made.results if truth is None else truth
+                samples.add(*contestant.key, made.results, batch=number)
+                if contestant in missing:
+                    scores = _scores(made.results, truth)
+                    found.append(Record(*contestant.key, number, made.seconds, scores))
+                    journal.add(found[-1])
+            if progress is not None:
+                progress(number * len(running) + place, len(self.work.batches) * len(running))
+        return found
 
     def _distances(
         self, running: Sequence[Contestant], samples: Samples, stage: Stage
     ) -> dict[tuple[str, float], float]:
         """FID of every contestant to the reference images; none without them, or of videos."""
-        if self.reference is None:
+        if self.reference is None or not self.processes.is_main:
             return {}
         found = [(c.key, samples.images(*c.key, len(self.work.batches))) for c in running]
         generated = [(key, images) for key, images in found if images is not None]

@@ -8,6 +8,7 @@ files in a folder beside it.
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -127,6 +128,25 @@ class Journal:
                 self._trials[method, value] = flops
             case _SavedPolicy(method, budget, file) if (path := self._folder() / file).exists():
                 self._policies[method, budget] = Policy.load(path)
+
+    def snapshot(self) -> bytes:
+        """Everything in it, for another process."""
+        trials = [_Trial(*key, flops) for key, flops in self._trials.items()]
+        findings: list[_Finding] = [*self._records, *self._costs.values(), *trials]
+        policies = [
+            [*key, b64encode(policy._to_bytes()).decode()] for key, policy in self._policies.items()
+        ]
+        return json.dumps([[(_NAMES[type(f)], asdict(f)) for f in findings], policies]).encode()
+
+    def restore(self, data: bytes) -> None:
+        """Take over the snapshot of another process, into memory; nothing if it has a file."""
+        if self._path is None:
+            findings, policies = json.loads(data)
+            for kind, fields in findings:
+                self._apply(_KINDS[kind](**fields))
+            for method, budget, text in policies:
+                policy = Policy._from_bytes(b64decode(text), "the journal")
+                self._policies[method, budget] = policy
 
     def _append(self, finding: _Finding) -> None:
         self._apply(finding)

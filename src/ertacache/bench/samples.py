@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import load, load_file, save
 from torch import Tensor
 
 from ertacache.formats.files import write_whole
@@ -43,6 +43,15 @@ class Samples:
                 return
             result = result[:SAMPLES]
         self._kept[_key(method, budget, batch)] = to_levels(result).contiguous()
+
+    def pack(self, batches: Sequence[int]) -> bytes:
+        """The results of some batches as bytes, for another process."""
+        numbers = {str(batch) for batch in batches}
+        return save({k: v for k, v in self._kept.items() if k.split("|")[1] in numbers})
+
+    def unpack(self, data: bytes) -> None:
+        """Add what another process has packed, if it has anything."""
+        self._kept |= load(data) if data else {}
 
     def save(self, prompts: Sequence[str]) -> None:
         """Write the file; ``prompts`` are those of the first batch."""

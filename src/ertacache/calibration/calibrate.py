@@ -14,7 +14,7 @@ from ertacache.calibration.paper import calibrate_paper, check_one_call
 from ertacache.calibration.profile import profile_runs
 from ertacache.calibration.refit import REFIT_PROMPTS, check_refit_prompts, refit_budget
 from ertacache.calibration.rehearsal import rehearse
-from ertacache.calibration.session import HELDOUT_SEED, Session, Stage
+from ertacache.calibration.session import HELDOUT_SEED, Session, Stage, open_session
 from ertacache.calibration.solve import (
     Method,
     PaperOptions,
@@ -25,6 +25,7 @@ from ertacache.calibration.solve import (
 from ertacache.calibration.trial import measure_fits, with_frontier
 from ertacache.calibration.validate import NOT_HELD_OUT, hold_out, validate
 from ertacache.core.plans import Reuse, Target
+from ertacache.distributed import ALONE, Processes
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.lock import locked
 from ertacache.formats.policy import Policy
@@ -146,6 +147,8 @@ def calibrate(
     refit: bool = True,
     refit_prompts: int = REFIT_PROMPTS,
     profile_path: str | os.PathLike[str] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    processes: Processes = ALONE,
     provenance: Mapping[str, str] | None = None,
     stage: Stage | None = None,
     **call: Any,
@@ -164,14 +167,15 @@ def calibrate(
         adjust_timesteps: the paper's method: adjust the sigma schedule.
         rectify: the paper's method: rectify reused outputs.
         heldout: prompts to validate on, none with an empty list; by default a quarter of
-            ``prompts`` is held out. What is held out is not calibrated on, neither here nor with
-            runs at ``profile_path``. Only where nothing would remain, as with a single prompt, the
-            same prompts are validated on with other seeds: a warning, and marked.
+            ``prompts``. They are not calibrated on, unless nothing would remain: a warning, and
+            marked in the measurements.
         seed: seed of the first prompt's noise; the others count up.
         batch_size: prompts per call of the pipeline, and of the network during the refit.
         refit: run trials and refit in closed loop; the paper's method: calibrate on the network.
-        refit_prompts: calibration prompts to refit on; their latents are held in memory.
+        refit_prompts: calibration prompts to refit on; their latents are kept.
         profile_path: file that the profile is written to as it grows, and resumed from.
+        resume: folder that keeps finished runs until the policy is made: the same call continues.
+        processes: those that share the runs, each with the same pipeline and arguments.
         provenance: strings to keep in the file besides the call, such as the command line.
         stage: called with the name of every stage; returns what is called with its progress.
         **call: arguments of the pipeline. A list of values, such as ``guidance_scale=[2, 5]``,
@@ -180,13 +184,12 @@ def calibrate(
     targets = Targets.of(
         method, speedup=speedup, compute_steps=compute_steps, min_psnr=min_psnr, threshold=threshold
     )
-    options = PaperOptions(reuse, adjust_timesteps, rectify)
-    session = Session(pipe, call, batch_size=batch_size, stage=stage)
+    work: dict[str, Any] = {"batch_size": batch_size, "stage": stage, "processes": processes}
     count = check_refit_prompts(refit_prompts) if refit else 0
-    runs = _Runs.of(session, prompts, heldout, seed=seed, refitted=count)
-    work = _Calibration(session, runs, targets, options)
-    known = work.profile(profile_path, provenance)
-    return work.paper(known) if method == "paper" else work.trajectory(known)
+    with open_session(pipe, call, **work, resume=resume, beside=profile_path) as session:
+        runs = _Runs.of(session, prompts, heldout, seed=seed, refitted=count)
+        options = PaperOptions(reuse, adjust_timesteps, rectify)
+        return _Calibration(session, runs, targets, options).run(profile_path, provenance)
 
 
 @dataclass(frozen=True)
@@ -259,11 +262,19 @@ class _Calibration:
         if steps is not None:
             self.targets.check(steps)
 
+    def run(
+        self, path: str | os.PathLike[str] | None, provenance: Mapping[str, str] | None
+    ) -> Policy:
+        """Profile, then make the plans."""
+        known = self.profile(path, provenance)
+        return self.paper(known) if self.targets.method == "paper" else self.trajectory(known)
+
     def profile(
         self, path: str | os.PathLike[str] | None, provenance: Mapping[str, str] | None
     ) -> Policy:
         """Check what can be checked beforehand, then profile; a policy without plans."""
-        with nullcontext() if path is None else locked(path):
+        is_main = self.session.sharing.processes.is_main
+        with locked(path) if path is not None and is_main else nullcontext():
             self._check()
         known = profile_runs(
             self.session,

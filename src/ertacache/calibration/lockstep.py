@@ -1,25 +1,28 @@
-"""Plans on the network: many prompts in lockstep, also if their calls differ in an argument.
+"""Plans on the network: many prompts in lockstep, in batches, and on many processes.
 
-Prompts with other guidance cannot share a call of the pipeline. A refit of all of them runs one
-call per value side by side, each on a copy of the pipeline that shares the weights; at every step
-the calls wait for each other and fit the step on the sum of their normal equations. Only one of
-them runs at a time.
+A refit runs one call of the pipeline per batch side by side, each on a copy of the pipeline that
+shares the weights; at every step the calls wait for each other and fit the step on the sum of their
+normal equations, which is added up in the order of batches. Of a process one call runs at a time.
+A call is that of its batch alone, whatever the other batches are and whoever runs them.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ertacache.calibration.session import Phase, Reference, Session
+from ertacache.calibration.reference import Reference
+from ertacache.calibration.session import Session, group_runs
+from ertacache.calibration.sharing import Phase, Record
 from ertacache.core.distance import distances
 from ertacache.core.plans import TrajectoryPlan, uniform_schedule
 from ertacache.core.simulate import Fit
@@ -27,10 +30,11 @@ from ertacache.core.steppers import RefitStepper
 from ertacache.formats.fingerprint import Fingerprint
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
+from ertacache.formats.profile import ProfiledPrompt
 from ertacache.integration.identity import find_denoisers
 from ertacache.integration.private_api import Pipeline, fresh_copy, shallow_copy
 
-__all__ = ["refit_plan", "run_plan"]
+__all__ = ["digest", "refit_plan", "run_plan"]
 
 
 def run_plan(
@@ -43,11 +47,19 @@ def run_plan(
 ) -> Tensor:
     """Distance of every prompt to its full run under a plan, shape (P,), float64."""
     policy = _policy(fingerprint, plan, reference)
+
+    def run(batch: Sequence[ProfiledPrompt]) -> Record:
+        final = session.lockstep(batch, policy, phase=phase)
+        target = reference.latents.select(reference.places(batch))[-1]
+        return {"distances": distances(final, target)}
+
     found = torch.empty(len(reference.runs), dtype=torch.float64)
-    for group in session.lockstep_groups(reference.runs):
-        places = [reference.runs.index(run) for run in group]
-        final = session.lockstep(group, policy, phase=phase)
-        found[places] = distances(final, reference.latents[-1][places])
+    facts = [phase, digest(plan), reference.schedule.sigmas.tolist()]
+    shared = session.sharing.share(
+        "plan", reference.batches, run, facts=facts, owners=reference.owners
+    )
+    for batch, record in zip(reference.batches, shared, strict=True):
+        found[reference.places(batch)] = record["distances"]
     return found
 
 
@@ -73,33 +85,96 @@ def refit_plan(
     Returns:
         The plan, and the distance of every prompt to its full run under it, shape (P,).
     """
-    groups = session.lockstep_groups(reference.runs)
-    meeting = _Meeting(len(groups))
-    chosen = set(range(len(reference.runs)) if fitted is None else fitted)
-    calls = []
-    for group in groups:
-        places = [reference.runs.index(run) for run in group]
-        mine = torch.tensor([k for k, place in enumerate(places) if place in chosen]).long()
-        stepper = RefitStepper(
-            [x[places] for x in reference.latents],
-            compute_steps=compute_steps,
+    chosen = sorted(range(len(reference.runs)) if fitted is None else fitted)
+    blank = _blank(compute_steps, reference, fit)  # its coefficients are not used; the steps are
+    work = _Refit(session, reference, _policy(fingerprint, blank, reference), fit, chosen)
+    facts = [asdict(fit), list(compute_steps), chosen, reference.schedule.sigmas.tolist()]
+    found = session.sharing.once("refit", reference.runs, work.run, facts=facts)
+    plan = TrajectoryPlan(blank.compute_steps, found["coefficients"], fit.groups, branch=fit.branch)
+    return plan, found["distances"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Refit:
+    """One refit on all batches, those of this process and those of the others.
+
+    Attributes:
+        session: the pipeline.
+        reference: the full runs of all prompts.
+        policy: with the compute schedule.
+        fit: history and ridge.
+        fitted: places of the runs that are fitted on.
+    """
+
+    session: Session
+    reference: Reference
+    policy: Policy
+    fit: Fit
+    fitted: Sequence[int]
+
+    def run(self) -> Record:
+        """Coefficients and distances, exchanged between all processes."""
+        sharing, batches = self.session.sharing, self._batches()
+        meeting = _Meeting(list(batches), sharing.add_up)
+        calls = [(batch, self._stepper(batch, meeting)) for batch in batches.values()]
+        if not calls:  # more processes than batches: the others wait for its part of every sum
+            for _ in range(self.reference.schedule.num_steps):
+                sharing.add_up({})
+        elif len(calls) == 1:
+            meeting.begin(0)
+            self.session.lockstep(calls[0][0], self.policy, calls[0][1])
+        else:
+            meeting.run(self.session, self.policy, calls)
+        return self._collect(batches, [stepper for _, stepper in calls])
+
+    def _batches(self) -> dict[int, Sequence[ProfiledPrompt]]:
+        """The batches of this process by their numbers."""
+        reference, number = self.reference, self.session.sharing.processes.number
+        mine: dict[int, Sequence[ProfiledPrompt]] = {
+            k: reference.batches[k] for k, o in enumerate(reference.owners) if o == number
+        }
+        if "scheduler" in vars(self.session.pipe) or self.session.one_by_one:
+            return mine
+        # An object around a pipeline cannot be copied: all in one call, in smaller ones of the
+        # network. Then the number of processes matters, to rounding.
+        found: dict[int, Sequence[ProfiledPrompt]] = {}
+        for group in group_runs([run for batch in mine.values() for run in batch]):
+            found[next(k for k, batch in mine.items() if group[0] in batch)] = group
+        return found
+
+    def _stepper(self, batch: Sequence[ProfiledPrompt], meeting: _Meeting) -> RefitStepper:
+        reference, fitted = self.reference, set(self.fitted)
+        places = reference.places(batch)
+        mine = torch.tensor([k for k, place in enumerate(places) if place in fitted]).long()
+        return RefitStepper(
+            reference.latents.select(places),
+            compute_steps=self.policy.default.compute_steps,
             nominal=reference.schedule.nominal,
-            fit=fit,
+            fit=self.fit,
             fitted=mine,
             layout=reference.find_layout,
-            reduce=None if len(groups) == 1 else meeting.add,
+            reduce=meeting.add,
         )
-        calls.append((places, group, stepper))
-    # Its coefficients are not used; the steps are.
-    policy = _policy(fingerprint, _blank(compute_steps, reference, fit), reference)
-    if len(groups) == 1:
-        session.lockstep(groups[0], policy, calls[0][2])
-    else:
-        meeting.run(session, policy, [(group, stepper) for _, group, stepper in calls])
-    found = torch.empty(len(reference.runs), dtype=torch.float64)
-    for places, _, stepper in calls:
-        found[places] = stepper.distances
-    return calls[0][2].plan(), found
+
+    def _collect(
+        self, batches: Mapping[int, Sequence[ProfiledPrompt]], steppers: Sequence[RefitStepper]
+    ) -> Record:
+        """The distances of all runs, and the coefficients of the first batch, which all have."""
+        reference, found = self.reference, dict[str, Tensor]()
+        for (number, batch), stepper in zip(batches.items(), steppers, strict=True):
+            for place, distance in zip(reference.places(batch), stepper.distances, strict=True):
+                found[str(place)] = distance
+            if number == 0:
+                found["coefficients"] = stepper.coefficients
+        joined = self.session.sharing.gather("refitted", found)
+        every = [joined[str(place)] for place in range(len(reference.runs))]
+        return {"distances": torch.stack(every), "coefficients": joined["coefficients"]}
+
+
+def digest(plan: TrajectoryPlan) -> list[object]:
+    """What identifies a plan among the parts of finished work."""
+    numbers = hashlib.sha256(plan.coefficients.contiguous().numpy().tobytes()).hexdigest()
+    return [list(plan.compute_steps), numbers, str(plan.groups), plan.branch]
 
 
 def _blank(compute_steps: Sequence[int], reference: Reference, fit: Fit) -> TrajectoryPlan:
@@ -116,13 +191,15 @@ def _policy(fingerprint: Fingerprint, plan: TrajectoryPlan, reference: Reference
 
 @dataclass(eq=False)
 class _Meeting:
-    """Several calls side by side, of which one runs at a time, that meet at every step.
+    """The calls of this process, of which one runs at a time, that meet at every step.
 
     Attributes:
-        count: number of calls.
+        numbers: of the batches of the calls.
+        add_up: the sum of parts by number, with those of the other processes.
     """
 
-    count: int
+    numbers: Sequence[int]
+    add_up: Callable[[Mapping[int, Tensor]], Tensor]
     _turn: threading.Lock = field(default_factory=threading.Lock)
     _all: threading.Condition = field(default_factory=threading.Condition)
     _parts: dict[int, Tensor] = field(default_factory=dict)
@@ -131,15 +208,21 @@ class _Meeting:
     _error: BaseException | None = None
     _place: threading.local = field(default_factory=threading.local)
 
+    def begin(self, call: int) -> None:
+        """Say which of the calls this thread runs."""
+        self._place.number = self.numbers[call]
+
     def add(self, part: Tensor) -> Tensor:
-        """Wait for the parts of all calls; returns their sum, added up in the order of calls."""
+        """Wait for the parts of all calls; returns their sum, added up in the order of batches."""
+        if len(self.numbers) == 1:
+            return self.add_up({self._place.number: part})
         self._turn.release()
         try:
             with self._all:
                 meeting = self._round
                 self._parts[self._place.number] = part
-                if len(self._parts) == self.count:
-                    self._sum = torch.stack([self._parts[k] for k in sorted(self._parts)]).sum(0)
+                if len(self._parts) == len(self.numbers):
+                    self._sum = self.add_up(self._parts)
                     self._parts, self._round = {}, meeting + 1
                     self._all.notify_all()
                 else:
@@ -157,9 +240,9 @@ class _Meeting:
     ) -> None:
         """Run all calls to their end; an error of one ends them all, as an interruption does."""
         threads, modes = [], _modes()
-        for number, (group, stepper) in enumerate(calls):
+        for number, (batch, stepper) in enumerate(calls):
             work = functools.partial(
-                session.lockstep, group, policy, stepper, pipe=_copy(session.pipe)
+                session.lockstep, batch, policy, stepper, pipe=_copy(session.pipe)
             )
             threads.append(
                 threading.Thread(target=self._work, args=(number, work, modes), daemon=True)
@@ -179,7 +262,7 @@ class _Meeting:
     def _work(
         self, number: int, work: Callable[[], object], modes: Sequence[Callable[[], Any]]
     ) -> None:
-        self._place.number = number
+        self.begin(number)
         with self._turn, ExitStack() as stack:
             for mode in modes:
                 stack.enter_context(mode())

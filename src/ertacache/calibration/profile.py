@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import ertacache
 from ertacache.calibration.recorder import profile_trajectory
 from ertacache.calibration.rehearsal import check_call
-from ertacache.calibration.session import Progress, Session
+from ertacache.calibration.session import Progress, Session, open_session
+from ertacache.calibration.sharing import Record
 from ertacache.core.gram import Trajectory
+from ertacache.distributed import ALONE, Processes
 from ertacache.formats.lock import locked
 from ertacache.formats.policy import Policy, PolicyError
 from ertacache.formats.profile import ProfiledPrompt
@@ -21,6 +25,8 @@ from ertacache.integration.identity import fingerprint, guidance_number
 from ertacache.integration.private_api import Pipeline
 
 __all__ = ["call_guidance", "check_continued", "profile", "profile_runs"]
+
+NAME = "profile"  # of the work, among the parts
 
 
 def profile(
@@ -32,6 +38,7 @@ def profile(
     path: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     provenance: Mapping[str, str] | None = None,
+    processes: Processes = ALONE,
     **call: Any,
 ) -> Policy:
     """Profile a pipeline: one full run per prompt, without decoding.
@@ -45,9 +52,11 @@ def profile(
         seed: seed of the first prompt's noise; the others count up.
         batch_size: prompts per call of the pipeline.
         path: file to write after every batch. If it is there, its runs are not run again. No other
-            process can write it meanwhile.
+            process can write it meanwhile. Of several processes the main one writes it, and a
+            folder beside it keeps the runs that are not in it yet.
         progress: called with the runs done and the runs in all.
         provenance: strings to keep in the profile besides the call, such as the command line.
+        processes: those that share the runs, each with the same pipeline and arguments.
         **call: arguments of the pipeline, such as ``num_inference_steps`` and ``height``.
 
     Returns:
@@ -58,10 +67,17 @@ def profile(
         ValueError: if another process is writing it.
     """
     check_call(pipe, "prompt", "generator")
-    session = Session(pipe, call, batch_size=batch_size, stage=lambda name: progress)
-    return profile_runs(
-        session, session.number_runs(prompts, seed), path=path, provenance=provenance
-    )
+    with open_session(
+        pipe,
+        call,
+        batch_size=batch_size,
+        stage=lambda name: progress,
+        processes=processes,
+        beside=path,
+    ) as session:
+        return profile_runs(
+            session, session.number_runs(prompts, seed), path=path, provenance=provenance
+        )
 
 
 def profile_runs(
@@ -73,46 +89,91 @@ def profile_runs(
     keep: Collection[ProfiledPrompt] = (),
 ) -> Policy:
     """Profile numbered runs in a session, which keeps the latents of ``keep``."""
-    with nullcontext() if path is None else locked(path):
-        return _continue_profile(session, runs, path=path, provenance=provenance, keep=keep)
+    mine = path if session.sharing.processes.is_main else None  # one process writes
+    with nullcontext() if mine is None else locked(mine):
+        known = _read_known(session, mine)
+        return _Profiling(session, runs, mine, provenance or {}, keep).extend(known)
 
 
-def _continue_profile(
-    session: Session,
-    runs: Sequence[ProfiledPrompt],
-    *,
-    path: str | os.PathLike[str] | None,
-    provenance: Mapping[str, str] | None,
-    keep: Collection[ProfiledPrompt],
-) -> Policy:
-    """Profile the runs that are missing in the file at ``path``, which is locked."""
-    known = None if path is None or not Path(path).exists() else Policy.load(path)
+def _read_known(session: Session, path: str | os.PathLike[str] | None) -> Policy | None:
+    """The profile so far, as the main process finds it."""
+    there = path is not None and Path(path).exists()
+    known = Policy.load(path) if there and path is not None else None
     if known is not None:
         check_continued(known, session)
-    done_before = () if known is None or known.profile is None else known.profile.runs
-    missing = [run for run in runs if run not in done_before]
-    if known is not None and (known.plans or known.fits) and missing:
-        raise PolicyError(
-            f"the policy there holds {'fitted plans' if known.plans else 'measured fits'}, which "
-            "would be lost if runs were added to its profile: write to another file"
+    if session.sharing.processes.count == 1:
+        return known
+    data = b"" if known is None else known._to_bytes()
+    found = session.sharing.processes.from_main("known profile", data)
+    return Policy._from_bytes(found, "the profile") if found else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Profiling:
+    """Runs to be profiled.
+
+    Attributes:
+        session: the pipeline.
+        runs: all that the profile is to have.
+        path: the file, locked; None in all processes but the main one.
+        provenance: strings to keep in the profile.
+        keep: runs whose latents stay.
+    """
+
+    session: Session
+    runs: Sequence[ProfiledPrompt]
+    path: str | os.PathLike[str] | None
+    provenance: Mapping[str, str]
+    keep: Collection[ProfiledPrompt]
+
+    def extend(self, known: Policy | None) -> Policy:
+        """Profile the runs that are missing, in the batches of an undisturbed profile."""
+        session = self.session
+        there = set(() if known is None or known.profile is None else known.profile.runs)
+        batches = [[run for run in batch if run not in there] for batch in self._batches()]
+        missing = [batch for batch in batches if batch]
+        if known is not None and (known.plans or known.fits) and missing:
+            raise PolicyError(
+                f"the policy there holds {'fitted plans' if known.plans else 'measured fits'}, "
+                "which would be lost if runs were added to its profile: write to another file"
+            )
+        finished = [batch for batch in self._batches() if all(run in there for run in batch)]
+        session.sharing.count_done(NAME, finished)
+        done, progress = len(self.runs) - sum(map(len, missing)), session.progress("profile")
+        folds = session.folds(self.runs)
+        found = session.sharing.share(
+            NAME,
+            missing,
+            lambda batch: _pack(_profile_batch(session, batch, self.keep, folds)),
+            owners=session.own(missing),
         )
-    done, progress = len(runs) - len(missing), session.progress("profile")
-    origin = {
-        "ertacache": ertacache.__version__,
-        "call": _call_text(session.call | session.varied),
-    }
-    folds = session.folds(runs)
-    for batch in session.batches(missing):
-        fresh = _profile_batch(session, batch, keep, folds)
-        fresh = replace(fresh, provenance=origin | dict(provenance or {}))
-        known = fresh if known is None else known.merge(fresh)
-        if path is not None:
-            known.save(path)
-        done += len(batch)
-        progress(done, len(runs))
-    if known is None:
-        raise PolicyError("nothing was profiled")
-    return known
+        for batch, record in zip(missing, found, strict=True):
+            fresh = replace(_unpack(record), provenance=self._origin())
+            known = fresh if known is None else known.merge(fresh)
+            if self.path is not None:
+                known.save(self.path)
+                session.sharing.note_done(NAME, batch)
+            done += len(batch)
+            progress(done, len(self.runs))
+        if known is None:
+            raise PolicyError("nothing was profiled")
+        return known
+
+    def _batches(self) -> list[list[ProfiledPrompt]]:
+        return self.session.batches(self.runs)
+
+    def _origin(self) -> dict[str, str]:
+        call = _call_text(self.session.call | self.session.varied)
+        return {"ertacache": ertacache.__version__, "call": call} | dict(self.provenance)
+
+
+def _pack(policy: Policy) -> Record:
+    """A policy as a record, to be kept and exchanged."""
+    return {"policy": torch.frombuffer(bytearray(policy._to_bytes()), dtype=torch.uint8)}
+
+
+def _unpack(record: Record) -> Policy:
+    return Policy._from_bytes(record["policy"].numpy().tobytes(), "a profiled run")
 
 
 def _profile_batch(

@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ertacache.calibration.lockstep import refit_plan, run_plan
+from ertacache.calibration.reference import Reference
 from ertacache.calibration.rehearsal import rehearse
 from ertacache.calibration.session import (
     HELDOUT_SEED,
     Progress,
-    Reference,
     Session,
     Stage,
     interleave_runs,
+    open_session,
 )
 from ertacache.calibration.trial import FIRST, Search, by_group, regret, rest_of
 from ertacache.calibration.validate import hold_out, validate
@@ -30,6 +31,7 @@ from ertacache.core.paper import reuse_distances, sweep_profile
 from ertacache.core.plans import Target, TrajectoryPlan
 from ertacache.core.search import spread_schedule
 from ertacache.core.simulate import Fit
+from ertacache.distributed import ALONE, Processes
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import Profile, ProfiledPrompt
@@ -54,6 +56,8 @@ def refit(
     heldout: Sequence[str] | None = None,
     batch_size: int = 1,
     refit_prompts: int = REFIT_PROMPTS,
+    resume: str | os.PathLike[str] | None = None,
+    processes: Processes = ALONE,
     stage: Stage | None = None,
     **call: Any,
 ) -> Policy:
@@ -71,24 +75,45 @@ def refit(
         heldout: prompts to validate on; None does not validate. Profiled runs of them are left out
             of the fit, unless there are no others.
         batch_size: prompts per call of the network.
-        refit_prompts: calibration prompts to refit on; their latents are held in memory.
+        refit_prompts: calibration prompts to refit on; their latents are kept.
+        resume: folder that finished runs are kept in until the plan is made; the same call
+            continues from it, and at the end it is removed.
+        processes: those that share the runs, each with the same pipeline and arguments.
         stage: called with the name of every stage; returns what is called with its progress.
         **call: arguments of the pipeline.
 
     Returns:
         The policy with one plan more; one for the same runs and budget is replaced.
     """
-    policy = open_policy(policy)
+    policy = _from_main(open_policy(policy), processes)
     profile = profile_of(policy)
     target = Target(speedup, compute_steps)
     if target == Target():
         target = Target(speedup=policy.default.speedup)
     check_pipeline(pipe, policy)
     call = {"num_inference_steps": profile.num_steps} | call | _varied(pipe, profile, call)
-    session = Session(pipe, call, batch_size=batch_size, stage=stage)
+    with open_session(
+        pipe, call, batch_size=batch_size, stage=stage, processes=processes, resume=resume
+    ) as session:
+        plan = _refit_plan(session, policy, target, heldout, check_refit_prompts(refit_prompts))
+        return policy.with_plan(plan)
+
+
+def _from_main(policy: Policy, processes: Processes) -> Policy:
+    """The policy of the main process, should that of another be older."""
+    if processes.count == 1:
+        return policy
+    found = processes.from_main("policy", policy._to_bytes())
+    return policy if processes.is_main else Policy._from_bytes(found, "the policy")
+
+
+def _refit_plan(
+    session: Session, policy: Policy, target: Target, heldout: Sequence[str] | None, prompts: int
+) -> FittedPlan:
+    """A plan of a policy for a target, refitted on so many prompts, and validated."""
     unseen = None if heldout is None else session.number_runs(heldout, HELDOUT_SEED)
     fitted = policy if heldout is None else hold_out(policy, heldout)
-    runs = interleave_runs(profile_of(fitted).runs)[: check_refit_prompts(refit_prompts)]
+    runs = interleave_runs(profile_of(fitted).runs)[:prompts]
     expected = rehearse(session, runs[0], lockstep=len(runs) > 1)
     if expected is not None:
         _budget(target, expected)
@@ -97,7 +122,7 @@ def refit(
     plan = refit_budget(session, fitted, reference, budget)
     if unseen is not None:
         (plan,) = validate(session, fitted, [plan], unseen)
-    return policy.with_plan(plan)
+    return plan
 
 
 def _budget(target: Target, steps: int) -> int:
@@ -170,7 +195,7 @@ def _schedules(
 ) -> list[tuple[int, ...]]:
     """The solved compute schedule, the paper's and the uniform one, each once."""
     budget, pinned = len(solved.compute_steps), solver.pinned(reference.schedule)
-    pinned |= {0, *reference.expert_steps}
+    pinned |= {0, *reference.facts.expert_steps}
     uniform = spread_schedule(reference.schedule.num_steps, budget, pinned)
     others = [uniform]
     if solver.profile.schedule.same_run(reference.schedule):
@@ -238,7 +263,7 @@ class _Trials:
             if search.challenge(replace(search.fit, history=history)):
                 break
         search.try_groups(self.reference.finest)
-        if self.reference.branch:
+        if self.reference.facts.branch:
             search.try_branch()
         return search.best
 

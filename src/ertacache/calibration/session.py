@@ -9,20 +9,33 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import zip_longest
+from os import PathLike
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ertacache.core.gram import Schedule
-from ertacache.core.groups import FOLDS, Groups, Layout, finest_groups
+from ertacache.calibration.reference import Latents, Reference, RunFacts
+from ertacache.calibration.sharing import (
+    COUNTED,
+    Evaluations,
+    Phase,
+    Record,
+    Sharing,
+    describe_pipeline,
+    find_parts,
+    taking_up,
+)
+from ertacache.core.groups import FOLDS
 from ertacache.core.plans import Target
 from ertacache.core.sampler import Stepper
+from ertacache.distributed import ALONE, Processes
 from ertacache.formats.fitted import FittedPlan
+from ertacache.formats.parts import Parts
 from ertacache.formats.policy import Policy, PolicyError
 from ertacache.formats.profile import ProfiledPrompt
 from ertacache.integration.attach import Handle
@@ -35,15 +48,14 @@ from ertacache.metrics.image import to_pixels
 
 __all__ = [
     "HELDOUT_SEED",
-    "Evaluations",
     "Generated",
     "Progress",
-    "Reference",
     "Session",
     "Stage",
     "group_runs",
     "interleave_runs",
     "number_runs",
+    "open_session",
     "results_of",
     "split_runs",
     "synchronized_time",
@@ -58,6 +70,8 @@ Progress = Callable[[int, int], None]
 Stage = Callable[[str], Progress | None]
 """Called with the name of a stage; returns what is called with its progress."""
 
+LATENTS = "latents"  # of a run, among the parts
+
 RESERVED = {
     "generator": "and give seed=, the seed of the first prompt's noise",
     "latents": "and give seed=, the seed of the first prompt's noise",
@@ -65,48 +79,6 @@ RESERVED = {
     "prompt": "and give a list of prompts as the second argument",
 }
 """Arguments of the pipeline that a session sets, and what to do instead."""
-
-Phase = Literal["profile", "trial", "refit", "validation"]
-
-
-@dataclass
-class Evaluations:
-    """Network evaluations by phase, one for each prompt and computed step.
-
-    A batch of eight prompts counts as eight; the branches of guidance, in one call of the network
-    or in several, count as one. So the number does not depend on batches.
-
-    Attributes:
-        profile: the full runs of the calibration prompts.
-        trial: solved plans, run on calibration prompts to measure how they are fitted best.
-        refit: the closed-loop refit, or the paper's calibration runs.
-        validation: the held-out prompts in all variants.
-
-    Example:
-        >>> nfe = Evaluations(profile=60)
-        >>> nfe.add("validation", 25)
-        >>> str(nfe)
-        'profile 60 + trial 0 + refit 0 + validation 25 = 85'
-    """
-
-    profile: int = 0
-    trial: int = 0
-    refit: int = 0
-    validation: int = 0
-
-    def add(self, phase: Phase, count: int) -> None:
-        """Count the evaluations of a phase."""
-        setattr(self, phase, getattr(self, phase) + count)
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.profile + self.trial + self.refit + self.validation
-
-    def __str__(self) -> str:
-        """The sum in one line."""
-        parts = " + ".join(f"{name} {count}" for name, count in vars(self).items())
-        return f"{parts} = {self.total}"
 
 
 def number_runs(
@@ -185,47 +157,6 @@ class Generated:
     plan: FittedPlan | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Reference:
-    """Full runs that plans are fitted to and compared with.
-
-    Attributes:
-        runs: prompts and seeds.
-        latents: x_0 ... x_T, each of shape (P, ...), in the order of the runs.
-        schedule: of all runs.
-        expert_steps: steps after 0 at which another network takes over.
-        layout: of the latents; None if it is not known.
-        branch: whether the output of one guidance branch is there in the shape of the latent.
-    """
-
-    runs: tuple[ProfiledPrompt, ...]
-    latents: tuple[Tensor, ...]
-    schedule: Schedule
-    expert_steps: tuple[int, ...] = ()
-    layout: Layout | None = None
-    branch: bool = False
-
-    @property
-    def finest(self) -> Groups | None:
-        """The finest groups of the latents; None if their layout is not known."""
-        return None if self.layout is None else finest_groups(self.latents[0], self.layout)
-
-    def find_layout(self, latents: Tensor) -> Layout:
-        """The layout of the latents, which must be known."""
-        assert self.layout is not None
-        return self.layout
-
-    def places(self, runs: Sequence[ProfiledPrompt]) -> list[int]:
-        """Places of some of the runs."""
-        return [self.runs.index(run) for run in runs]
-
-    def select(self, places: Sequence[int]) -> Reference:
-        """Some of the runs, given by their places."""
-        runs = tuple(self.runs[place] for place in places)
-        latents = tuple(x[list(places)] for x in self.latents)
-        return replace(self, runs=runs, latents=latents)
-
-
 class Session:
     """A pipeline, the arguments of its call, and the work done with it.
 
@@ -235,6 +166,7 @@ class Session:
         varied: values of arguments that prompts are to be spread over.
         batch_size: prompts per call of the pipeline; in lockstep, of the network.
         evaluations: of the network, so far.
+        sharing: the processes, and the finished work that they keep.
         output_type: of results that are compared.
         one_by_one: whether the pipeline takes one prompt at a time.
     """
@@ -246,10 +178,13 @@ class Session:
         *,
         batch_size: int = 1,
         stage: Stage | None = None,
+        processes: Processes = ALONE,
+        parts: Parts | None = None,
     ) -> None:
         """Keep how the pipeline is called; ``stage`` receives the progress of every stage.
 
-        An argument given as a list, where the pipeline's takes none, is varied.
+        An argument given as a list, where the pipeline's takes none, is varied. ``processes`` share
+        the runs, and ``parts`` keeps those that are finished until their results are in a file.
 
         Raises:
             ValueError: if an argument is given that the session sets itself.
@@ -263,9 +198,16 @@ class Session:
         self.call = {name: value for name, value in (call or {}).items() if name not in self.varied}
         self.evaluations = Evaluations()
         self.output_type, self.one_by_one = "pt", False
-        self._stage = stage
-        self._latents: dict[ProfiledPrompt, list[Tensor]] = {}
-        self._recorded: Recording | None = None  # the last one
+        self.sharing = Sharing(
+            self.evaluations,
+            processes=processes,
+            parts=parts,
+            identity=lambda: describe_pipeline(pipe, call or {}, batch_size),
+        )
+        self._stage = stage if processes.is_main else None
+        self._latents: dict[ProfiledPrompt, Sequence[Tensor]] = {}
+        self._owners: dict[ProfiledPrompt, int] = {}  # processes that hold latents
+        self._facts: RunFacts | None = None
         self._choosers: dict[tuple[int, Target], PlanChooser] = {}
 
     def number_runs(self, prompts: Sequence[str], seed: int = 0) -> list[ProfiledPrompt]:
@@ -285,10 +227,6 @@ class Session:
     def batches(self, runs: Sequence[ProfiledPrompt]) -> list[list[ProfiledPrompt]]:
         """The runs, batch by batch."""
         return list(split_runs(runs, self.batch_size))
-
-    def lockstep_groups(self, runs: Sequence[ProfiledPrompt]) -> list[list[ProfiledPrompt]]:
-        """Runs that can share a call in lockstep: those of equal arguments, or each by itself."""
-        return [[run] for run in runs] if self.one_by_one else group_runs(runs)
 
     def run(self, runs: Sequence[ProfiledPrompt], **changes: Any) -> Any:
         """Call the pipeline on some runs, with whatever is attached to it."""
@@ -346,33 +284,66 @@ class Session:
         self, runs: Sequence[ProfiledPrompt], *, phase: Phase, keep: Collection[ProfiledPrompt] = ()
     ) -> Recording:
         """Record the full runs of one batch; the latents of ``keep`` stay for ``reference``."""
-        found = self._recorded = record(self.pipe, **self.arguments(runs))
+        found = record(self.pipe, **self.arguments(runs))
         if len(found.run.latents[0]) != len(runs):
             raise PolicyError(
                 f"{len(runs)} prompts gave latents of a batch of {len(found.run.latents[0])}: "
                 "use batch_size=1 and one image per prompt"
             )
         self.evaluations.add(phase, found.run.num_steps * len(runs))
+        self._facts = RunFacts.of(found)
         for place, run in enumerate(runs):
             if run in keep:
-                self._latents[run] = [x[place].cpu() for x in found.run.latents]
+                self._keep(run, [x[place].cpu() for x in found.run.latents], phase)
         return found
+
+    def _keep(self, run: ProfiledPrompt, latents: list[Tensor], phase: Phase) -> None:
+        """Keep latents for ``reference``: among the parts if there are any, otherwise in memory."""
+        parts = self.sharing.parts
+        self._latents[run] = latents
+        if parts is not None:
+            assert self._facts is not None
+            # A run that was recorded to be profiled is counted with its profile.
+            counted = Evaluations(refit=len(latents) - 1 if phase == "refit" else 0)
+            key, facts = self.sharing.key("latents", [run]), self._facts.to_tensors()
+            parts.save(key, facts | {LATENTS: torch.stack(latents), COUNTED: counted.take()})
+            self._latents[run] = parts.rows(key, LATENTS) or latents
+
+    def _holds(self, run: ProfiledPrompt) -> bool:
+        """Whether this process has the latents of a run, from this session or an earlier one."""
+        parts = self.sharing.parts
+        if run not in self._latents and parts is not None:
+            key = self.sharing.key("latents", [run])
+            rows, known = parts.rows(key, LATENTS), parts.load(key, COUNTED, *RunFacts.NAMES)
+            if rows is not None and known is not None:
+                self._latents[run], self._facts = rows, RunFacts.from_tensors(known)
+                self.evaluations.add_all(known[COUNTED])
+        return run in self._latents
 
     def reference(self, runs: Sequence[ProfiledPrompt]) -> Reference:
         """The full runs of some prompts: those kept, and the others recorded again."""
-        missing = [run for run in runs if run not in self._latents]
-        for batch in self.batches(missing):
-            self.record(batch, phase="refit", keep=batch)
-        steps = zip(*(self._latents[run] for run in runs), strict=True)
-        assert self._recorded is not None
-        return Reference(
-            tuple(runs),
-            tuple(torch.stack(step) for step in steps),
-            self._recorded.schedule,
-            self._recorded.expert_steps,
-            self._recorded.layout,
-            self._recorded.branch,
-        )
+        batches = [tuple(batch) for batch in self.batches(runs)]
+        owners = self.own(batches)
+
+        def load(batch: Sequence[ProfiledPrompt]) -> Record:
+            if not all([self._holds(run) for run in batch]):
+                self.record(batch, phase="refit", keep=batch)
+            assert self._facts is not None
+            return self._facts.to_tensors()
+
+        shared = list(self.sharing.share("reference", batches, load, owners=owners, kept=False))
+        latents = Latents([self._latents.get(run) for run in runs])
+        facts = RunFacts.from_tensors(shared[0])
+        return Reference(tuple(runs), latents, facts, tuple(batches), owners)
+
+    def own(self, batches: Sequence[Sequence[ProfiledPrompt]]) -> tuple[int, ...]:
+        """The process of every batch: the one that has its latents, otherwise they take turns."""
+        found = []
+        for number, batch in enumerate(batches):
+            known = [self._owners[run] for run in batch if run in self._owners]
+            found.append(known[0] if known else number % self.sharing.processes.count)
+            self._owners |= dict.fromkeys(batch, found[-1])
+        return tuple(found)
 
     def lockstep(
         self,
@@ -403,6 +374,35 @@ class Session:
             target(**self.arguments(runs, output_type="latent"))
         self.evaluations.add(phase, handle.stats.last.computed_steps * len(runs))
         return found[-1]
+
+
+@contextmanager
+def open_session(
+    pipe: Pipeline,
+    call: Mapping[str, Any],
+    *,
+    batch_size: int,
+    stage: Stage | None,
+    processes: Processes,
+    resume: str | PathLike[str] | None = None,
+    beside: str | PathLike[str] | None = None,
+) -> Iterator[Session]:
+    """A session whose finished work is kept, and removed when all is done.
+
+    Args:
+        pipe: the pipeline.
+        call: arguments of its call.
+        batch_size: prompts per call.
+        stage: receives the progress of every stage.
+        processes: those that share the runs; an error of one ends all of them.
+        resume: folder to keep finished work in.
+        beside: file to keep it beside, if no folder is given and there is need for it.
+    """
+    parts = find_parts(resume, beside=beside, processes=processes)
+    with taking_up(parts, processes):
+        yield Session(
+            pipe, call, batch_size=batch_size, stage=stage, processes=processes, parts=parts
+        )
 
 
 def _varied(pipe: Pipeline, call: Mapping[str, Any]) -> dict[str, list[Any]]:

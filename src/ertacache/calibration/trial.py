@@ -15,8 +15,10 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from ertacache.calibration.lockstep import run_plan
-from ertacache.calibration.session import Reference, Session, group_runs
+from ertacache.calibration.lockstep import digest, run_plan
+from ertacache.calibration.reference import Reference
+from ertacache.calibration.session import Session, group_runs
+from ertacache.calibration.sharing import Record
 from ertacache.core.distance import robust_distance, typical_distance
 from ertacache.core.frontier import FrontierPoint, MeasuredFit, solve_frontier
 from ertacache.core.groups import Groups
@@ -60,7 +62,8 @@ def measure_fits(session: Session, policy: Policy, runs: Sequence[ProfiledPrompt
     budgets, (_, others) = trial_budgets(profile), profile.halves(runs)
     if not others or not budgets:
         return policy
-    part, reference = rest_of(profile, others), session.reference(others[:PROMPTS])
+    whole = session.reference(runs)  # all of them are needed for the refit
+    part, reference = rest_of(profile, others), whole.select(whole.places(others[:PROMPTS]))
     trial = _Trial(session, policy, part, reference)
     progress, found = session.progress("trial"), list[_Candidate]()
     start = Fit(ridge=FIRST)
@@ -268,11 +271,15 @@ class _Trial:
         schedule = self.part.schedule
         plan = FittedPlan(candidate.point.plan, schedule.sigmas, target=schedule.target)
         attached = Policy(self.policy.fingerprint, plans=(plan,))
-        decibels: list[float] = []
-        for batch in self.session.batches(runs):
+
+        def decode(batch: Sequence[ProfiledPrompt]) -> Record:
             full = self.session.generate(batch, phase="trial").results
             found = self.session.generate(batch, attached, phase="trial").results
-            decibels += psnr(found, full).clamp_max(IDENTICAL).tolist()
+            return {"decibels": psnr(found, full).clamp_max(IDENTICAL)}
+
+        batches, facts = self.session.batches(runs), digest(candidate.point.plan)
+        shared = self.session.sharing.share("unit", batches, decode, facts=facts)
+        decibels = [level for record in shared for level in record["decibels"].tolist()]
         error = typical_distance(candidate.distances[places])
         return measured_unit(sum(decibels) / len(decibels), error)
 

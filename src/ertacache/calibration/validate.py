@@ -9,6 +9,7 @@ times are medians.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import warnings
@@ -16,9 +17,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+import torch
 from torch import Tensor
 
 from ertacache.calibration.session import Session
+from ertacache.calibration.sharing import Record
 from ertacache.core.plans import PaperPlan, Target, uniform_schedule
 from ertacache.formats.fitted import OWN_ROW, FittedPlan, ValidationRow
 from ertacache.formats.policy import Policy
@@ -74,6 +77,11 @@ class Variant:
     seconds: list[float] = field(default_factory=list)
     decibels: list[float] = field(default_factory=list)
     plan: FittedPlan | None = None
+
+    def facts(self) -> list[object]:
+        """What identifies it among the parts of finished work."""
+        policy = None if self.policy is None else hashlib.sha256(self.policy._to_bytes())
+        return [self.num_inference_steps, policy and policy.hexdigest(), str(self.target)]
 
 
 def plain_reuse(plan: FittedPlan) -> FittedPlan:
@@ -198,10 +206,12 @@ def measure(
         observe: receives every result.
     """
     batches, progress = session.batches(runs), session.progress(stage)
-    done = 0
-    for batch in batches:
+    total, done = len(batches) * len(variants), 0
+
+    def run(batch: Sequence[ProfiledPrompt]) -> Record:
         full: Tensor | None = None
-        for variant in variants:
+        seconds, decibels = [], []
+        for place, variant in enumerate(variants, start=1):
             steps = variant.num_inference_steps
             # The full run itself begins where it begins.
             with same_start(session.pipe.scheduler, variants[0].num_inference_steps):
@@ -210,12 +220,21 @@ def measure(
                 )
             full = made.results if full is None else full
             variant.plan = made.plan
-            variant.seconds.append(made.seconds)
-            variant.decibels += psnr(made.results, full).clamp_max(IDENTICAL).tolist()
+            seconds.append(made.seconds)
+            decibels.append(psnr(made.results, full).clamp_max(IDENTICAL))
             if observe is not None:
                 observe(variant, batch, made.results)
-            done += 1
-            progress(done, len(batches) * len(variants))
+            progress(done + place, total)
+        times = torch.tensor(seconds, dtype=torch.float64)
+        return {"seconds": times, "decibels": torch.stack(decibels)}
+
+    facts = [variant.facts() for variant in variants]
+    for record in session.sharing.share(stage, batches, run, facts=facts):
+        for place, variant in enumerate(variants):
+            variant.seconds.append(float(record["seconds"][place]))
+            variant.decibels += record["decibels"][place].tolist()
+        done += len(variants)
+        progress(done, total)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from ertacache.cli import (
 )
 from ertacache.cli.group import OneLineGroup
 from ertacache.cli.options import expand_bundles
+from ertacache.distributed import launched_number
 
 __all__ = ["app", "main"]
 
@@ -87,7 +88,7 @@ def _options(
 def main() -> None:
     """Run the command line of this process."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started the process
+        if getattr(sys, name) is None or launched_number() > 0:  # the main process speaks for all
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)

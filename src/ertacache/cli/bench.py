@@ -16,7 +16,7 @@ import typer
 
 from ertacache.bench.methods import IDENTIFIERS, parse_methods
 from ertacache.cli.console import Stages, print_line, print_table
-from ertacache.cli.group import Interrupted, command_line
+from ertacache.cli.group import Interrupted, command_line, processes_of
 from ertacache.cli.loading import choose_prompts, open_model, read_prompts, readable_failures
 from ertacache.cli.options import BatchSize, CallOptions, Force, Model, PromptsFile, Seed
 from ertacache.cli.writing import check_name
@@ -88,7 +88,8 @@ def bench(
     speedups = _numbers(budgets)
     fitted = choose_prompts(model, prompts, limit=calibration)
     evaluated = _heldout(model, heldout)[:limit]
-    pipe, arguments = open_model(model, call)
+    processes = processes_of(context)
+    pipe, arguments = open_model(model, call, processes=processes)
     if "num_inference_steps" not in arguments:
         raise ValueError("give the number of steps of a full run with --steps")
     from ertacache.bench.bench import Bench
@@ -97,7 +98,7 @@ def bench(
 
     runs = _number(fitted, evaluated, seed)
     with readable_failures(call), Stages() as stage:
-        session = Session(pipe, arguments, batch_size=batch_size, stage=stage)
+        session = Session(pipe, arguments, batch_size=batch_size, stage=stage, processes=processes)
         work, command = Workload(model, session, *runs), command_line(context)
         measured = Bench(work, output, speedups, wanted, command, reference, force)
         with _keeping_journal(measured.journal_path):

@@ -13,7 +13,7 @@ import typer
 
 import ertacache
 from ertacache.cli.console import Stages, print_line
-from ertacache.cli.group import command_line
+from ertacache.cli.group import command_line, processes_of
 from ertacache.cli.loading import (
     check_continued,
     choose_prompts,
@@ -30,7 +30,7 @@ from ertacache.cli.options import (
     TargetOptions,
 )
 from ertacache.cli.policies import print_verdicts, save_policy
-from ertacache.cli.writing import Output, keeping_profile, open_output
+from ertacache.cli.writing import Output, keeping_runs, open_output, parts_folder
 
 __all__ = ["EXAMPLES", "calibrate"]
 
@@ -117,16 +117,18 @@ def calibrate(
 
     The policy serves every speed-up, number of steps and size. Those of --speedup (2 and 3 if none
     is given), --compute-steps or --min-psnr are refitted on the model and validated on held-out
-    prompts. An --arg that is a list of values spreads the prompts over them. Exit code 3 means that
-    no plan is recommended, or --min-psnr is missed.
+    prompts. An --arg that is a list of values spreads the prompts over them. Finished runs are kept
+    in a folder beside the policy until it is written: the same command continues from there, with
+    any number of processes. Exit code 3 means that no plan is recommended, or --min-psnr is missed.
     """
     texts = choose_prompts(model, prompts.prompts, limit=prompts.limit)
     _check_push(push, private)
     validated = _heldout(heldout, validate=validate)
     written = _open_files(context, output, profile, force=force)
-    pipe, arguments = open_model(model, call)
-    check_continued(profile, pipe, arguments)
-    with keeping_profile(profile), readable_failures(call), Stages() as stage:
+    processes, parts = processes_of(context), parts_folder(output)
+    pipe, arguments = open_model(model, call, processes=processes)
+    check_continued(profile if processes.is_main else None, pipe, arguments)
+    with keeping_runs(profile, parts), readable_failures(call), Stages() as stage:
         policy = ertacache.calibrate(
             pipe,
             texts,
@@ -136,6 +138,8 @@ def calibrate(
             refit=refit,
             refit_prompts=refit_prompts,
             profile_path=profile,
+            resume=parts,
+            processes=processes,
             provenance={"command": command_line(context), "model": model},
             stage=stage,
             **target.given(),
@@ -144,7 +148,7 @@ def calibrate(
     save_policy(policy, written, context=context, model=model)
     evaluations = policy.provenance.get("network calls")
     code = print_verdicts(policy.plans, output, evaluations=evaluations)
-    if push is not None:
+    if push is not None and processes.is_main:
         _push(output, push, model, private=private or None)
     raise typer.Exit(code)
 

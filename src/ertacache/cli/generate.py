@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import typer
 
 import ertacache
 from ertacache.cli.console import Stages, decibels, print_line
+from ertacache.cli.group import processes_of
 from ertacache.cli.loading import load_policy, open_model, read_prompts, readable_failures
 from ertacache.cli.options import CallOptions, Model, PromptsFile, RunTarget, given_options
 from ertacache.cli.sizes import differing_size
@@ -97,6 +99,7 @@ class _Compared:
 
 
 def generate(
+    context: typer.Context,
     model: Model,
     output: Annotated[
         Path,
@@ -137,14 +140,15 @@ def generate(
     """
     jobs = _jobs(prompt or [], prompts, seeds)
     attached = _attached(policy, target, compare=compare)
-    pipe, arguments = open_model(model, call, policy=attached)
+    processes = processes_of(context)
+    pipe, arguments = open_model(model, call, policy=attached, processes=processes)
     is_video = "num_frames" in inspect.signature(pipe.__call__).parameters
     destination = find_destination(output, results=len(jobs), video=is_video)
     if is_video:
         check_video_writer()
     from ertacache.calibration.session import Session
 
-    session = Session(pipe, arguments)
+    session = Session(pipe, arguments, processes=processes)
     if session.varied:
         raise ValueError(f"generate takes one value of {min(session.varied)}, not a list")
     with readable_failures(call):
@@ -199,13 +203,17 @@ class _Runner:
             progress = stage("generate")
             if compare:  # keeps what happens once per process out of the first timed run
                 self._run(jobs[0], None, num_inference_steps=WARM_UP_STEPS)
-            for done, job in enumerate(jobs):
-                full = self._run(job, None) if compare else None
-                outcome = self._run(job, self.policy)
-                self._write(job, outcome.results[0], _account(outcome))
-                if full is not None:
-                    compared.append(self._compare(job, full, outcome))
-                progress(done + 1, len(jobs))
+            processes = self.session.sharing.processes
+            for first in range(0, len(jobs), processes.count):  # each generates one of them
+                mine = [
+                    self._generate(job, compare) for job in jobs[first:][processes.number :][:1]
+                ]
+                made = processes.exchange("generated", json.dumps(mine).encode())
+                for lines, numbers in (each for data in made for each in json.loads(data)):
+                    for line in lines:
+                        print_line(line)
+                    compared += [_Compared(*numbers)] if numbers else []
+                progress(min(first + processes.count, len(jobs)), len(jobs))
         if len(compared) > 1:
             _print_summary(compared)
         if compared and self.destination.suffix == ".mp4" and not self.video.lossless:
@@ -227,20 +235,27 @@ class _Runner:
             _logger.warning(differs)  # printed once
         return made
 
-    def _compare(self, job: Job, full: Generated, outcome: Generated) -> _Compared:
+    def _generate(self, job: Job, compare: bool) -> tuple[list[str], list[float]]:
+        """Write one result; returns the lines to print, and with ``compare`` what was measured."""
+        full = self._run(job, None) if compare else None
+        outcome = self._run(job, self.policy)
+        lines = [self._write(job, outcome.results[0], _account(outcome))]
+        if full is None:
+            return lines, []
         from ertacache.metrics import psnr
 
-        self._write(job, full.results[0], _account(full), kind="full")
+        lines.append(self._write(job, full.results[0], _account(full), kind="full"))
         close = float(psnr(outcome.results, full.results)[0])
         made = _Compared(close, full.seconds, outcome.seconds)
         row = side_by_side(full.results[0], outcome.results[0])
-        self._write(job, row, f"PSNR {decibels(close)}, {made.gain}", kind="compare")
-        return made
+        account = f"PSNR {decibels(close)}, {made.gain}"
+        lines.append(self._write(job, row, account, kind="compare"))
+        return lines, [made.psnr, made.full, made.accelerated]
 
-    def _write(self, job: Job, result: Tensor, account: str, *, kind: str = "") -> None:
+    def _write(self, job: Job, result: Tensor, account: str, *, kind: str = "") -> str:
         path = self.destination.name(job.index, job.seed, job.prompt, kind=kind)
         write(result, path, fps=self.video.fps, lossless=self.video.lossless)
-        print_line(f"{path}: {account}")
+        return f"{path}: {account}"
 
 
 def _account(outcome: Generated) -> str:

@@ -18,13 +18,24 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-__all__ = ["BAD_INPUT", "INTERRUPTED", "Interrupted", "OneLineGroup", "command_line", "one_line"]
+from ertacache.distributed import ALONE, Processes, is_launched, launched_number
+
+__all__ = [
+    "BAD_INPUT",
+    "INTERRUPTED",
+    "Interrupted",
+    "OneLineGroup",
+    "command_line",
+    "one_line",
+    "processes_of",
+]
 
 BAD_INPUT = 2
 INTERRUPTED = 130
 MAX_MESSAGE = 600  # characters
 LARGE = ("torch", "diffusers")  # each takes seconds to import
-_COMMAND = "ertacache.command"
+SHARED = ("bench", "calibrate", "generate", "profile", "refit")  # processes share their runs
+_COMMAND, _NAME, _PROCESSES = (f"ertacache.{name}" for name in ("command", "name", "processes"))
 
 
 class Interrupted(KeyboardInterrupt):
@@ -89,13 +100,14 @@ class OneLineGroup(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep the command line for the provenance of files."""
         ctx.meta[_COMMAND] = shlex.join(["ertacache", *args])
+        ctx.meta[_NAME] = next((arg for arg in args if not arg.startswith("-")), "")
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command and report what went wrong."""
         with _readable_warnings(), _readable_messages(), _announced_imports():
             try:
-                return super().invoke(ctx)
+                return self._invoke_together(ctx)
             except KeyboardInterrupt as error:
                 _report(f"interrupted{f': {error}' if str(error) else ''}")
                 raise typer.Exit(INTERRUPTED) from error
@@ -104,6 +116,30 @@ class OneLineGroup(TyperGroup):
             except (ValueError, OSError) as error:
                 _report(f"error: {_reason(error)}")
                 raise typer.Exit(BAD_INPUT) from error
+
+    def _invoke_together(self, ctx: Any) -> Any:
+        """Run the command in all processes of a launch, or in the main one if it runs no model."""
+        if not is_launched():
+            return super().invoke(ctx)
+        if ctx.meta[_NAME] not in SHARED:
+            return super().invoke(ctx) if launched_number() == 0 else None
+        processes = ctx.meta[_PROCESSES] = Processes.launched()
+        code: typer.Exit | None = None
+        with processes.together():
+            try:
+                super().invoke(ctx)
+            except typer.Exit as ended:  # an exit code of its own is no failure
+                code = ended
+        processes.leave()
+        if code is not None and processes.is_main:
+            raise code
+        return None
+
+
+def processes_of(context: typer.Context) -> Processes:
+    """The processes that share the work of a command; one unless it was launched with others."""
+    found: Processes = context.meta.get(_PROCESSES, ALONE)
+    return found
 
 
 def _reason(error: Exception) -> str:

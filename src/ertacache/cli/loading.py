@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ertacache.cli.console import Stages
 from ertacache.cli.options import CallOptions, given_options
 from ertacache.cli.sizes import check_size
+from ertacache.distributed import ALONE, Processes
 
 if TYPE_CHECKING:
     from ertacache.formats.policy import Policy
@@ -113,7 +114,12 @@ def load_policy(path: Path, targets: Mapping[str, Any]) -> Policy:
 
 
 def open_model(
-    model: str, options: CallOptions, *, policy: Policy | None = None, decoded: bool = True
+    model: str,
+    options: CallOptions,
+    *,
+    policy: Policy | None = None,
+    decoded: bool = True,
+    processes: Processes = ALONE,
 ) -> tuple[Any, dict[str, Any]]:
     """A pipeline, and the arguments of its call.
 
@@ -122,6 +128,7 @@ def open_model(
         options: how it is loaded and called.
         policy: gives the number of steps, if the options do not.
         decoded: whether results are decoded, which takes memory.
+        processes: those that share the work; each has a device of its own, if there is one.
 
     Raises:
         ValueError: it cannot be loaded, or called so, or results of this size do not fit.
@@ -130,7 +137,8 @@ def open_model(
     if policy is not None:
         steps = policy.default.num_steps if policy.profile is None else policy.profile.num_steps
         given = {"num_inference_steps": steps} | given
-    pipe = _load_model(model, dtype=options.dtype, device=options.device)
+    device = options.device or processes.device
+    pipe = _load_model(model, dtype=options.dtype, device=device)
     arguments = _call_arguments(pipe, model, given)
     check_size(pipe, arguments, decoded=decoded)
     return pipe, arguments

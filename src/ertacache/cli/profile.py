@@ -9,11 +9,11 @@ import typer
 
 import ertacache
 from ertacache.cli.console import Stages, print_line
-from ertacache.cli.group import command_line
+from ertacache.cli.group import command_line, processes_of
 from ertacache.cli.loading import check_continued, choose_prompts, open_model, readable_failures
 from ertacache.cli.options import CallOptions, Model, PromptOptions
 from ertacache.cli.policies import describe_profile
-from ertacache.cli.writing import keeping_profile, open_output
+from ertacache.cli.writing import keeping_runs, open_output, parts_folder
 
 __all__ = ["EXAMPLES", "profile"]
 
@@ -47,9 +47,10 @@ def profile(
     """
     texts = choose_prompts(model, prompts.prompts, limit=prompts.limit)
     open_output(context, output)
-    pipe, arguments = open_model(model, call, decoded=False)
-    check_continued(output, pipe, arguments)
-    with keeping_profile(output), readable_failures(call), Stages() as stage:
+    processes = processes_of(context)
+    pipe, arguments = open_model(model, call, decoded=False, processes=processes)
+    check_continued(output if processes.is_main else None, pipe, arguments)
+    with keeping_runs(output, parts_folder(output)), readable_failures(call), Stages() as stage:
         made = ertacache.profile(
             pipe,
             texts,
@@ -58,6 +59,7 @@ def profile(
             path=output,
             progress=stage("profile"),
             provenance={"command": command_line(context), "model": model},
+            processes=processes,
             **arguments,
         )
     print_line(f"{output}: {describe_profile(made)}")

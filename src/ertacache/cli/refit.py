@@ -6,16 +6,17 @@ Exit code 3 means that the plan was measured and is not recommended; it is writt
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import ertacache
 from ertacache.cli.console import Stages
+from ertacache.cli.group import processes_of
 from ertacache.cli.loading import load_policy, open_model, read_prompts, readable_failures
 from ertacache.cli.options import BatchSize, CallOptions, Force, RunBudget
 from ertacache.cli.policies import print_verdicts, save_policy
-from ertacache.cli.writing import keeping_profile, open_output
+from ertacache.cli.writing import keeping_runs, open_output, parts_folder
 
 if TYPE_CHECKING:
     from ertacache.formats.policy import Policy
@@ -59,7 +60,8 @@ def refit(
 
     For another speed-up, or for runs with other steps, sizes or arguments; by default the speed-up
     of its first plan. Runs the prompts of the profile. Plans that are there stay; one for the same
-    runs and as many computed steps is replaced. Exit code 3 means that the plan is not recommended.
+    runs and as many computed steps is replaced. Finished runs are kept in a folder beside it until
+    then: the same command continues from there. Exit code 3 means that it is not recommended.
     """
     from ertacache.integration.solve import profile_of
 
@@ -71,13 +73,17 @@ def refit(
     name = model or _model_of(known)
     written.check(known)
     unseen = None if heldout is None else read_prompts(heldout)
-    pipe, arguments = open_model(name, call, policy=known, decoded=unseen is not None)
-    with keeping_profile(None), readable_failures(call), Stages() as stage:
+    processes, parts = processes_of(context), parts_folder(written.path)
+    loading: dict[str, Any] = {"decoded": unseen is not None, "processes": processes}
+    pipe, arguments = open_model(name, call, policy=known, **loading)
+    with keeping_runs(parts), readable_failures(call), Stages() as stage:
         made = ertacache.refit(
             pipe,
             known,
             heldout=unseen,
             batch_size=batch_size,
+            resume=parts,
+            processes=processes,
             stage=stage,
             **budget.given(),
             **arguments,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ertacache.cli.group import Interrupted
+from ertacache.cli.group import Interrupted, processes_of
 from ertacache.formats.files import draft, write_whole
 
 if TYPE_CHECKING:
@@ -36,8 +36,9 @@ __all__ = [
     "check_name",
     "check_video_writer",
     "find_destination",
-    "keeping_profile",
+    "keeping_runs",
     "open_output",
+    "parts_folder",
     "side_by_side",
     "slug",
     "write",
@@ -82,11 +83,13 @@ class Output:
         path: the file.
         old: the policy that is there; None if there is none.
         force: overwrite measured work.
+        writes: whether this process writes it; of several, the main one does.
     """
 
     path: Path
     old: Policy | None = None
     force: bool = False
+    writes: bool = True
 
     def check(self, new: Policy | None) -> None:
         """Raise if measured work would be lost with ``new`` there; None keeps nothing of it."""
@@ -102,11 +105,14 @@ class Output:
     def save(self, policy: Policy) -> None:
         """Write the policy, unless measured work would be lost."""
         self.check(policy)
-        policy.save(self.path)
+        if self.writes:
+            policy.save(self.path)
 
 
 def open_output(context: typer.Context, path: Path, *, force: bool = False) -> Output:
     """Lock the file of a policy until the command ends, and read what is there.
+
+    Of several processes the main one does.
 
     Raises:
         ValueError: it cannot be written, another process is writing it, or a file of another kind
@@ -115,6 +121,8 @@ def open_output(context: typer.Context, path: Path, *, force: bool = False) -> O
     from ertacache.formats.lock import locked
     from ertacache.formats.policy import Policy, PolicyError
 
+    if not processes_of(context).is_main:
+        return Output(path, writes=False)
     if path.is_dir():
         raise ValueError(f"cannot write {str(path)!r}: it is a folder")
     check_folder(path)
@@ -129,15 +137,23 @@ def open_output(context: typer.Context, path: Path, *, force: bool = False) -> O
 
 
 @contextmanager
-def keeping_profile(path: Path | None) -> Iterator[None]:
-    """Report, if the command is interrupted, what is left of the profile that it was writing."""
+def keeping_runs(*paths: Path | None) -> Iterator[None]:
+    """Report, if the command is interrupted, where the runs are that it has finished."""
     try:
         yield
     except KeyboardInterrupt as error:
-        if path is None or not path.exists():
+        found = [str(path) for path in paths if path is not None and path.exists()]
+        if not found:
             raise Interrupted("nothing was written") from error
-        left = f"the runs so far are in {path}; the same command continues from there"
+        left = (
+            f"the runs so far are in {' and '.join(found)}; the same command continues from there"
+        )
         raise Interrupted(left) from error
+
+
+def parts_folder(output: Path) -> Path:
+    """The folder that keeps the finished runs of a command until its output is written."""
+    return output.with_name(f"{output.name}.parts")
 
 
 @dataclass(frozen=True)
