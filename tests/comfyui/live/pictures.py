@@ -54,7 +54,7 @@ CALIBRATE: dict[str, Any] = {
             "ERTACacheCalibrate",
             (760, 60),
             (360, 330),
-            {"cfg": 2.0, "seed": 0, "speedups": "2, 3", "name": NAME, "overwrite": True},
+            {"cfg": 2.0, "seed": 0, "speedups": "2, 3", "name": NAME, "overwrite": False},
         ),
         "info": ("ERTACacheInfo", (1180, 60), (620, 520), {}),
     },
