@@ -6,7 +6,7 @@ from typing import Any
 
 from rows import Row
 
-METHODS = ("ERTACache", "LazyCache", "EasyCache", "fewer steps")
+METHODS = ("ERTACache", "EasyCache", "LazyCache", "fewer steps")
 
 
 def comfyui_table(found: Any) -> str:

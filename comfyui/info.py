@@ -12,6 +12,8 @@ from torch import Tensor
 from ertacache import Policy
 from ertacache.integration.solve import FrontierRow, PlanSolver
 
+from .sampling import MODEL_KEY
+
 __all__ = ["describe", "draw"]
 
 SIZE = (960, 640)
@@ -23,7 +25,8 @@ TOP_DB = 100.0  # what is nearer to the full run than this is drawn here
 
 def describe(policy: Policy) -> str:
     """What the policy holds, and one line for every number of computed steps."""
-    lines = [str(policy)]
+    lines = [f"{name}: {value}" for name, value in policy.provenance.items() if name == MODEL_KEY]
+    lines.append(str(policy))
     if policy.profile is not None:
         steps = policy.profile.num_steps
         lines += ["", "computed  fewer  predicted  measured PSNR to the full run"]
@@ -40,7 +43,8 @@ def draw(policy: Policy) -> Tensor:
     """The frontier over one strip per speed-up, as a ComfyUI image of shape (1, H, W, 3)."""
     image = Image.new("RGB", SIZE, PAPER)
     canvas = ImageDraw.Draw(image)
-    title = f"{policy.fingerprint.pipeline}: PSNR to the full run by computed steps"
+    name = policy.provenance.get(MODEL_KEY, policy.fingerprint.pipeline)
+    title = f"{name}: PSNR to the full run by computed steps"
     canvas.text((PLOT[0], 18), title, fill=INK, font=_font(22))
     if policy.profile is None:
         canvas.text((PLOT[0], 200), "no profile: only the plans below", fill=INK, font=_font(18))

@@ -116,18 +116,21 @@ class PolicyRun:
             return self._base(model, x, sigmas, **given)
         self._check(model.inner_model.inner_model, x)
         run = self._sampler(prediction)
-        levels = sigmas.clone()  # a base such as uni_pc changes the last of them
+        levels = sigmas.clone()  # a base such as uni_pc writes to them, and ComfyUI keeps them
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             latent = run(model, x, levels, **given)
         for warning in caught:
             _LOG.warning("ERTACache: %s", warning.message)
-        sigmas[-1] = self._base.last_sigma(sigmas)
         if run.plan is None:
             _LOG.info("ERTACache: every step was computed")
-            return latent
-        _LOG.info("ERTACache: %d of %d steps computed", run.computed, run.plan.num_steps)
-        return _keep_unmasked(model, latent, sigmas[-1], extra.get("denoise_mask"))
+        else:
+            _LOG.info("ERTACache: %d of %d steps computed", run.computed, run.plan.num_steps)
+        last = self._base.last_sigma(sigmas)
+        if run.plan is not None:
+            latent = _keep_unmasked(model, latent, last, extra.get("denoise_mask"))
+        # ComfyUI scales by the last sigma, which a base may have changed from 0.
+        return latent if last == sigmas[-1] else sampling.inverse_noise_scaling(last, latent)
 
     def _sampler(self, prediction: str) -> PolicySampler:
         if prediction not in self._samplers:
@@ -173,7 +176,7 @@ class PolicyRun:
 class _Base:
     """A sampler function that remembers which last sigma it left behind for which schedule.
 
-    ComfyUI's uni_pc writes 0.001 in place of a final 0, and ComfyUI scales the result by it.
+    ComfyUI's uni_pc writes 0.001 in place of a final 0, and ComfyUI then scales the result by it.
     """
 
     def __init__(self, function: Callable[..., Tensor]) -> None:

@@ -144,35 +144,34 @@ def calibrate_node(bench: Bench) -> None:
     bench.server.run(graph.nodes)
 
 
-def comfyui_rows(bench: Bench) -> list[Row]:
-    """Every method with euler, and ours with the other samplers."""
-    rows, full = [], [bench.sample(bench.full("euler"), run)[0] for run in bench.heldout]
+def euler_rows(bench: Bench, full: Sequence[Tensor]) -> list[Row]:
+    """Every method that we are compared with, and ours."""
+    rows = []
     for budget in BUDGETS:
         candidates = {
             "ERTACache": bench.ours(NODE, budget, "euler"),
             "fewer steps": bench.full("euler", budget),
         }
         candidates |= {kind: bench.cache(kind, bench.bisect(kind, budget)) for kind in CACHES}
-        rows += [
-            bench.evaluate(name, "euler", b, full) | {"computed": budget}
-            for name, b in candidates.items()
-        ]
-    for sampler in OTHER_SAMPLERS:
+        for name, build in candidates.items():
+            rows.append(bench.evaluate(name, "euler", build, full) | {"computed": budget})
+    return rows
+
+
+def sampler_rows(bench: Bench) -> tuple[list[Row], list[Row]]:
+    """The rows of all samplers, and whether all steps computed is the sampler itself."""
+    rows, equal = [], []
+    for sampler in ("euler", *OTHER_SAMPLERS):
         full = [bench.sample(bench.full(sampler), run)[0] for run in bench.heldout]
+        same = bench.sample(bench.ours(NODE, STEPS, sampler), bench.heldout[0])[0]
+        equal.append({"sampler": sampler, "equal": torch.equal(same, full[0])})
+        if sampler == "euler":
+            rows += euler_rows(bench, full)
+            continue
         for budget in BUDGETS:
             build = bench.ours(NODE, budget, sampler)
             rows.append(bench.evaluate("ERTACache", sampler, build, full) | {"computed": budget})
-    return rows
-
-
-def equal_rows(bench: Bench) -> list[Row]:
-    """Whether all steps computed is ComfyUI's own run, bit for bit."""
-    rows = []
-    for sampler in ("euler", *OTHER_SAMPLERS):
-        own = bench.sample(bench.full(sampler), bench.heldout[0])[0]
-        ours = bench.sample(bench.ours(NODE, STEPS, sampler), bench.heldout[0])[0]
-        rows.append({"sampler": sampler, "equal": torch.equal(own, ours)})
-    return rows
+    return rows, equal
 
 
 class Pipeline:
@@ -251,16 +250,19 @@ def measure(bench: Bench, pipeline: Pipeline) -> Row:
     """Everything."""
     folder = bench.server.base / "models" / "ertacache"
     policy = Policy.load(folder / PIPELINE)
+    exchanged = exchange_rows(bench, pipeline, folder)
+    # Last uni_pc: ComfyUI's own writes to the sigmas that the server keeps for the next run.
+    rows, equal = sampler_rows(bench)
     return {
         "model": NAME,
         "comfyui": "0.30.0",
         "steps": STEPS,
         "calibration_prompts": len(bench.calibration),
         "prompts": len(bench.heldout),
-        "rows": comfyui_rows(bench),
+        "rows": rows,
         "pipeline": pipeline.rows(policy, bench.heldout),
-        "all_steps": equal_rows(bench),
-        "exchange": exchange_rows(bench, pipeline, folder),
+        "all_steps": equal,
+        "exchange": exchanged,
     }
 
 

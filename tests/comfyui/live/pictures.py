@@ -23,7 +23,7 @@ PACK = ROOT / "comfyui"
 NAME = "emoji-flux"
 POLICY = f"{NAME}.safetensors"
 CALIBRATION = 6
-MINUTES = 15
+MINUTES = 30
 
 Node = tuple[str, tuple[int, int], tuple[int, int] | None, dict[str, Any]]
 """Type, position, size and widgets; the size of None is the front end's."""
@@ -54,7 +54,7 @@ CALIBRATE: dict[str, Any] = {
             "ERTACacheCalibrate",
             (760, 60),
             (360, 330),
-            {"cfg": 2.0, "seed": 0, "speedups": "2, 3", "name": NAME, "overwrite": True},
+            {"cfg": 2.0, "seed": 0, "speedups": "2, 3", "name": NAME, "overwrite": False},
         ),
         "info": ("ERTACacheInfo", (1180, 60), (620, 520), {}),
     },
@@ -192,6 +192,9 @@ SAVE = "() => JSON.stringify(window.app.graph.serialize(), null, 1)"
 
 def draw(page: Any, server: Server, name: str, *, run: bool) -> None:
     """Build a workflow, save it, run it, and take its picture."""
+    page.goto(server.url)  # afresh, so that drop-downs list what there is now
+    page.wait_for_function("() => window.app?.graph && window.LiteGraph", timeout=120_000)
+    page.wait_for_timeout(5000)
     page.evaluate(BUILD, WORKFLOWS[name])
     page.wait_for_timeout(1000)
     text = page.evaluate(SAVE)
@@ -242,11 +245,9 @@ def main() -> None:
                 executable_path=chosen.chromium, args=["--no-sandbox"]
             )
             page = browser.new_page(viewport={"width": 1600, "height": 900})
-            page.goto(server.url)
-            page.wait_for_function("() => window.app?.graph && window.LiteGraph", timeout=120_000)
-            page.wait_for_timeout(5000)
             for name in WORKFLOWS:
-                draw(page, server, name, run=chosen.policy is None or name != "1-calibrate")
+                run = chosen.policy is None or name != "1-calibrate"
+                draw(page, server, name, run=run)
             browser.close()
     finally:
         shutil.rmtree(place)
