@@ -99,7 +99,7 @@ def make_variants(pipe: Any, name: str, call: dict[str, Any]) -> list[Variant]:
     """The full run, and both methods at half and a third of the steps."""
     prompts = load_prompts(name, "calibration")[:1]
     known = with_frontier(profile(pipe, prompts, **call))
-    branch = Session(pipe, call).reference(number_runs(prompts)).branch
+    branch = Session(pipe, call).reference(number_runs(prompts)).facts.branch
     variants = [Variant("full")]
     for speedup in (2.0, 3.0):
         ours, paper = (solve(known, method=m, speedup=speedup) for m in ("trajectory", "paper"))

@@ -48,6 +48,7 @@ def finished(folder: Path) -> Counter[str]:
 def _main(launches: list[Launch]) -> None:
     from tests.distributed import tasks  # loads everything, before the processes are forked
 
+    tasks.prepare()
     codes = []
     for number, each in enumerate(launches):
         task: Callable[..., None] = getattr(tasks, each.pop("task"))

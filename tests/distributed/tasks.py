@@ -24,7 +24,11 @@ from tests.integration.tiny import CASES
 CALL = {"max_sequence_length": 8, "num_inference_steps": STEPS} | CASES["flux"].arguments
 PIPE = CASES["flux"].build()
 TIMEOUT = 60.0
-trial.SPEEDUPS, trial.RIDGES = (2.0,), (1e-3, 1e-2, 1e-1)  # fewer plans are tried
+
+
+def prepare() -> None:
+    """Try fewer plans, in the launcher and all that it forks."""
+    trial.SPEEDUPS, trial.RIDGES = (2.0,), (1e-3, 1e-2, 1e-1)
 
 
 def calibrate(folder: Path, name: str, *, kill: tuple[str, int, int] | None = None) -> None:
