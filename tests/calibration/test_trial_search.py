@@ -131,59 +131,55 @@ def divided(gains: dict[Groups, float], *, weaker: float = 0.0) -> Attempts:
 
 @pytest.mark.parametrize("gain", [-3.0, 0.0, 0.29])
 def test_a_division_must_be_better_by_more_than_a_margin(gain: float) -> None:
-    attempts = divided({FINEST: gain})
+    attempts = divided({BANDS: gain, CHANNELS: gain, FINEST: gain})
     search = attempts.search(order=1, history=3)
     search.try_groups(FINEST)
     start = Fit(ridge=START, order=1, history=3)
     assert (search.fit, search.best) == (start, 1.0)
-    finest = replace(start, groups=FINEST)
-    assert attempts.tried == [start, replace(finest, ridge=1e-3), finest]  # a weaker ridge first
+    assert attempts.tried == [
+        start,
+        *(replace(start, groups=groups) for groups in (BANDS, CHANNELS, FINEST)),  # few at first
+    ]
 
 
-def test_a_weaker_ridge_is_kept_if_it_will_do() -> None:
-    attempts = divided({FINEST: 0.31})
+@pytest.mark.parametrize(("more", "ridge"), [(0.1, 1e-3), (0.0, START), (-0.1, START)])
+def test_a_division_is_tried_with_a_weaker_ridge(more: float, ridge: float) -> None:
+    attempts = divided({FINEST: 0.31}, weaker=more)
     search = attempts.search()
     search.try_groups(FINEST)
-    assert search.fit == Fit(ridge=1e-3, groups=FINEST)  # the ridge so far is not tried any more
-    assert attempts.tried[2:] == [Fit(ridge=1e-3, groups=each) for each in (BANDS, CHANNELS)]
-
-
-def test_a_division_with_the_ridge_so_far() -> None:
-    attempts = divided({FINEST: 0.31}, weaker=-0.1)
-    search = attempts.search()
-    search.try_groups(FINEST)
-    assert search.fit == Fit(ridge=START, groups=FINEST)
-    assert [fit.ridge for fit in attempts.tried[1:]] == [1e-3, START, START, START]
+    assert search.fit == Fit(ridge=ridge, groups=FINEST)
+    assert attempts.tried[-1] == Fit(ridge=1e-3, groups=FINEST)
 
 
 @pytest.mark.parametrize(
-    ("gains", "kept", "tried"),
+    ("gains", "kept"),
     [
-        ({FINEST: 5.0, BANDS: 4.71, CHANNELS: 9.0}, BANDS, [BANDS]),  # bands first, and they do
-        ({FINEST: 5.0, BANDS: 4.69, CHANNELS: 4.71}, CHANNELS, [BANDS, CHANNELS]),
-        ({FINEST: 5.0, BANDS: 4.69, CHANNELS: 4.69}, FINEST, [BANDS, CHANNELS]),
-        ({FINEST: 5.0, BANDS: 6.0, CHANNELS: 1.0}, BANDS, [BANDS]),
+        ({BANDS: 4.71, CHANNELS: 5.0, FINEST: 5.0}, BANDS),  # the others are hardly better
+        ({BANDS: 4.69, CHANNELS: 5.0, FINEST: 5.29}, CHANNELS),
+        ({BANDS: 4.69, CHANNELS: 5.0, FINEST: 5.31}, FINEST),
+        ({BANDS: 0.29, CHANNELS: 0.29, FINEST: 0.31}, FINEST),
+        ({BANDS: 6.0, CHANNELS: 1.0, FINEST: -3.0}, BANDS),  # many groups may overfit
     ],
 )
 def test_the_simpler_division_is_kept_within_the_margin(
-    gains: dict[Groups, float], kept: Groups, tried: list[Groups]
+    gains: dict[Groups, float], kept: Groups
 ) -> None:
     attempts = divided(gains)
     search = attempts.search()
     search.try_groups(FINEST)
-    assert search.fit == Fit(ridge=1e-3, groups=kept)
+    assert search.fit == Fit(ridge=START, groups=kept)
     assert search.best == pytest.approx(decibels(gains[kept]))
-    assert [fit.groups for fit in attempts.tried] == [ONE_GROUP, FINEST, *tried]
 
 
 def test_no_division_is_tried_twice() -> None:
-    attempts = divided({})
+    attempts = divided({BANDS: 5.0})
     search = attempts.search(ridge=RIDGES[0])  # there is no weaker one
     search.try_groups(FINEST)
-    assert attempts.tried == [Fit(ridge=RIDGES[0]), Fit(ridge=RIDGES[0], groups=FINEST)]
+    assert [fit.groups for fit in attempts.tried] == [ONE_GROUP, BANDS, CHANNELS, FINEST]
     attempts = divided({BANDS: 5.0})
     attempts.search().try_groups(BANDS)  # of a latent with one channel
-    assert [fit.groups for fit in attempts.tried] == [ONE_GROUP, BANDS]
+    assert [fit.groups for fit in attempts.tried] == [ONE_GROUP, BANDS, BANDS]
+    assert [fit.ridge for fit in attempts.tried] == [START, START, 1e-3]
 
 
 def test_nothing_to_divide() -> None:

@@ -49,12 +49,22 @@ from ertacache.metrics import IDENTICAL, NotAvailableError, lpips, psnr, ssim, t
 from ertacache.metrics.distribution import ReferenceFid, reference_images
 from ertacache.metrics.files import media_files
 
-__all__ = ["BUDGETS", "Bench"]
+__all__ = ["BUDGETS", "Bench", "default_budgets"]
 
 BUDGETS = (1.5, 2.0, 3.0, 4.0, 5.0)
 MEASURED_AT = 0.6  # share of a run's steps after which its memory is measured
 
 Item = TypeVar("Item")
+
+
+def default_budgets(steps: int) -> tuple[float, ...]:
+    """The budgets that are possible with so many steps: at least two have to be computed.
+
+    Example:
+        >>> default_budgets(30), default_budgets(6)
+        ((1.5, 2.0, 3.0, 4.0, 5.0), (1.5, 2.0, 3.0))
+    """
+    return tuple(budget for budget in BUDGETS if budget <= steps / 2)
 
 
 @dataclass(frozen=True)

@@ -166,9 +166,8 @@ def calibrate(
         reuse: the paper's method: what a reused step returns.
         adjust_timesteps: the paper's method: adjust the sigma schedule.
         rectify: the paper's method: rectify reused outputs.
-        heldout: prompts to validate on, none with an empty list; by default a quarter of
-            ``prompts``. They are not calibrated on, unless nothing would remain: a warning, and
-            marked in the measurements.
+        heldout: prompts to validate on, may be empty; by default a quarter of ``prompts``. They are
+            not calibrated on, unless nothing would remain: a warning, and marked as measured.
         seed: seed of the first prompt's noise; the others count up.
         batch_size: prompts per call of the pipeline, and of the network during the refit.
         refit: run trials and refit in closed loop; the paper's method: calibrate on the network.

@@ -183,7 +183,7 @@ class Search(Generic[Found]):
         for groups in dict.fromkeys(divisions):
             if groups != undivided:
                 self.challenge(replace(self.fit, groups=groups), MARGIN)
-        if self.fit.groups != undivided:
+        if self.fit.groups != undivided and self._weaker() != self.fit.ridge:
             self.challenge(replace(self.fit, ridge=self._weaker()))
 
     def try_branch(self) -> None:

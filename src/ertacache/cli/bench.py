@@ -45,6 +45,15 @@ Methods = Annotated[
     ),
 ]
 
+Budgets = Annotated[
+    str | None,
+    typer.Option(
+        "--budgets",
+        metavar="NUMBER,NUMBER,...",
+        help="Speed-ups to compare at; by default 1.5,2,3,4,5, up to half as many as steps.",
+    ),
+]
+
 
 def bench(
     context: typer.Context,
@@ -54,10 +63,7 @@ def bench(
     ],
     *,
     methods: Methods = None,
-    budgets: Annotated[
-        str,
-        typer.Option("--budgets", metavar="NUMBER,NUMBER,...", help="Speed-ups to compare at."),
-    ] = "1.5,2,3,4,5",
+    budgets: Budgets = None,
     prompts: PromptsFile = None,
     heldout: Annotated[
         Path | None,
@@ -85,14 +91,14 @@ def bench(
     """
     check_name(output, ".json")
     wanted = [] if methods is None else parse_methods(methods)
-    speedups = _numbers(budgets)
+    speedups = None if budgets is None else _numbers(budgets)
     fitted = choose_prompts(model, prompts, limit=calibration)
     evaluated = _heldout(model, heldout)[:limit]
     processes = processes_of(context)
     pipe, arguments = open_model(model, call, processes=processes)
     if "num_inference_steps" not in arguments:
         raise ValueError("give the number of steps of a full run with --steps")
-    from ertacache.bench.bench import Bench
+    from ertacache.bench.bench import Bench, default_budgets
     from ertacache.bench.workload import Workload
     from ertacache.calibration.session import Session
 
@@ -100,7 +106,8 @@ def bench(
     with readable_failures(call), Stages() as stage:
         session = Session(pipe, arguments, batch_size=batch_size, stage=stage, processes=processes)
         work, command = Workload(model, session, *runs), command_line(context)
-        measured = Bench(work, output, speedups, wanted, command, reference, force)
+        chosen = default_budgets(work.steps) if speedups is None else speedups
+        measured = Bench(work, output, chosen, wanted, command, reference, force)
         with _keeping_journal(measured.journal_path):
             rows = measured.run(stage)
     _print_rows(rows)
