@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +13,9 @@ import torch
 from torch import Tensor
 
 import ertacache
+from ertacache.calibration.session import RESERVED
 from ertacache.core.flows import GaussianRing, rmse, shifted_sigmas
+from ertacache.core.groups import Layout
 from ertacache.core.sampler import run_reference
 from ertacache.formats.policy import Policy, PolicyError
 from ertacache.integration.loops import Loop
@@ -201,3 +205,67 @@ def test_the_policy_of_a_loop_is_refused_by_a_pipeline_with_other_latents(
         pytest.raises(PolicyError, match="latent_shape is"),
     ):
         pipe(**call_arguments(CASES["sd3"]))
+
+
+class BareFlux:
+    """The network of the tiny Flux pipeline in a bare loop, on latents that are not packed."""
+
+    def __init__(self) -> None:
+        self.pipe, self.call = CASES["flux"].build(), call_arguments(CASES["flux"])
+        given: list[dict[str, Any]] = []
+        hook = self.pipe.transformer.register_forward_pre_hook(
+            lambda module, args, kwargs: given.append(kwargs), with_kwargs=True
+        )
+        self.packed = self.generate()
+        hook.remove()
+        self.inputs = given[0]
+        self.sigmas = self.pipe.scheduler.sigmas.clone()
+        self.noise = self.layout.unpack(given[0]["hidden_states"])
+
+    @property
+    def layout(self) -> Layout:
+        side = math.isqrt(self.packed.shape[1])
+        return Layout(2, grid=(side, side), patch=2)
+
+    def generate(self) -> Tensor:
+        found: Tensor = self.pipe(**self.call | {"generator": torch.Generator().manual_seed(0)})[0]
+        return found
+
+    @torch.no_grad()
+    def velocity(self, x: Tensor, sigma: Tensor) -> Tensor:
+        changed = {"hidden_states": self.layout.pack(x), "timestep": sigma.expand(len(x)).float()}
+        output: Tensor = self.pipe.transformer(**self.inputs | changed)[0]
+        return self.layout.unpack(output)
+
+
+@pytest.fixture(scope="module")
+def flux_pair() -> BareFlux:
+    return BareFlux()
+
+
+def test_a_policy_of_a_pipeline_serves_a_loop_of_the_same_network(flux_pair: BareFlux) -> None:
+    pipe, call = flux_pair.pipe, {k: v for k, v in flux_pair.call.items() if k not in RESERVED}
+    policy = ertacache.profile(pipe, ["a red circle", "a blue square", "a circle"], **call)
+    sigmas, noise = flux_pair.sigmas, flux_pair.noise
+    full = sample(flux_pair.velocity, noise, sigmas, policy, speedup=1)
+    torch.testing.assert_close(flux_pair.layout.pack(full), flux_pair.packed)
+    fast = sample(flux_pair.velocity, noise, sigmas, policy, speedup=2)
+    with ertacache.attach(pipe, policy, speedup=2):
+        same = flux_pair.generate()
+    assert not torch.allclose(same, flux_pair.packed, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(flux_pair.layout.pack(fast), same)
+
+
+def test_a_policy_of_a_loop_serves_a_pipeline_of_the_same_network(flux_pair: BareFlux) -> None:
+    recorder = ertacache.Recorder(flux_pair.sigmas, model="FluxTransformer2DModel")
+    for seed in range(3):
+        x = torch.randn(flux_pair.noise.shape, generator=torch.Generator().manual_seed(seed))
+        run_reference(recorder.wrap(flux_pair.velocity, seed=seed), x, sigmas=flux_pair.sigmas)
+    policy = recorder.policy()
+    fast = sample(flux_pair.velocity, flux_pair.noise, flux_pair.sigmas, policy, speedup=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with ertacache.attach(flux_pair.pipe, policy, speedup=2) as handle:
+            same = flux_pair.generate()
+    assert handle.stats.last.reused_steps > 0
+    torch.testing.assert_close(flux_pair.layout.pack(fast), same)

@@ -6,6 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from ertacache.calibration.trial import measure_fits, with_frontier
 from ertacache.calibration.validate import NOT_HELD_OUT, hold_out, validate
 from ertacache.core.plans import Reuse, Target
 from ertacache.formats.fitted import FittedPlan
+from ertacache.formats.lock import locked
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import ProfiledPrompt
 from ertacache.integration.private_api import Pipeline
@@ -161,10 +163,10 @@ def calibrate(
         reuse: the paper's method: what a reused step returns.
         adjust_timesteps: the paper's method: adjust the sigma schedule.
         rectify: the paper's method: rectify reused outputs.
-        heldout: prompts to validate on; by default a quarter of ``prompts`` is held out, and with
-            an empty list nothing is validated. What is held out is not calibrated on, neither here
-            nor with runs at ``profile_path``. Only where nothing would remain, as with a single
-            prompt, the same prompts are validated on with other seeds: a warning, and marked.
+        heldout: prompts to validate on, none with an empty list; by default a quarter of
+            ``prompts`` is held out. What is held out is not calibrated on, neither here nor with
+            runs at ``profile_path``. Only where nothing would remain, as with a single prompt, the
+            same prompts are validated on with other seeds: a warning, and marked.
         seed: seed of the first prompt's noise; the others count up.
         batch_size: prompts per call of the pipeline, and of the network during the refit.
         refit: run trials and refit in closed loop; the paper's method: calibrate on the network.
@@ -183,7 +185,6 @@ def calibrate(
     count = check_refit_prompts(refit_prompts) if refit else 0
     runs = _Runs.of(session, prompts, heldout, seed=seed, refitted=count)
     work = _Calibration(session, runs, targets, options)
-    work.check()
     known = work.profile(profile_path, provenance)
     return work.paper(known) if method == "paper" else work.trajectory(known)
 
@@ -247,7 +248,7 @@ class _Calibration:
     targets: Targets
     options: PaperOptions
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raise for what can be known before anything is profiled."""
         if self.targets.min_psnr is not None and not self.runs.heldout:
             raise ValueError("min_psnr is measured on held-out prompts: heldout must not be empty")
@@ -261,7 +262,9 @@ class _Calibration:
     def profile(
         self, path: str | os.PathLike[str] | None, provenance: Mapping[str, str] | None
     ) -> Policy:
-        """Profile; a policy without plans."""
+        """Check what can be checked beforehand, then profile; a policy without plans."""
+        with nullcontext() if path is None else locked(path):
+            self._check()
         known = profile_runs(
             self.session,
             self.runs.calibration,

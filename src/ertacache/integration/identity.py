@@ -46,7 +46,6 @@ __all__ = [
 ]
 
 DENOISERS = ("transformer", "transformer_2", "unconditional_transformer", "unet")
-MAX_ENTRIES = 8  # of an argument that is a sequence
 _REPORTED: set[tuple[object, ...]] = set()  # policies whose versions were reported in this process
 _LOG = logging.getLogger(__name__)
 # Parts of the names of arguments that guide; the last ones perturb attention or skip layers.
@@ -103,14 +102,16 @@ def _call_guidance(pipe: Pipeline) -> dict[str, CallArgument]:
 
 
 def _entries(name: str, argument: CallArgument) -> list[tuple[str, CallArgument]]:
-    """An argument, or those that it consists of, such as the two ends of an interval.
+    """An argument, or the two ends of one that is an interval.
+
+    Longer sequences have one entry per step, and are compared by nobody.
 
     Example:
         >>> _entries("guidance_interval", CallArgument((0.2, 0.8), None))[1]
         ('guidance_interval[1]', CallArgument(value=0.8, default=None))
     """
     values, defaults = argument
-    if not isinstance(values, list | tuple) or len(values) > MAX_ENTRIES:
+    if not isinstance(values, list | tuple) or len(values) != 2:
         return [(name, argument)]
     alike = isinstance(defaults, list | tuple) and len(defaults) == len(values)
     return [

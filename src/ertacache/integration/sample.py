@@ -77,39 +77,36 @@ def sample(
     """Sample with fewer evaluations of the network, under a policy.
 
     The policy may come from a ``Recorder``, which has an example, from ``calibrate`` on a ``Loop``,
-    or from a diffusers pipeline of the same model. Plans are kept with the policy, so that the
-    second run on a sigma schedule starts at once: load a file once, with ``Policy.load``.
+    or from a diffusers pipeline of the same model. Load its file once, with ``Policy.load``: plans
+    are kept with it, so that the second run on a sigma schedule starts at once.
 
     Args:
-        denoise: ``denoise(x, sigma) -> v``; v is the velocity ``(x - x0) / sigma``, which for a
-            flow is noise minus data and for an epsilon model the noise. sigma is a 0-dim tensor.
+        denoise: ``denoise(x, sigma) -> v``, the velocity ``(x - x0) / sigma``: noise minus data for
+            a flow, the noise for an epsilon model. sigma is a 0-dim tensor.
         noise: the latents that the loop begins with, shape (P, ...).
         sigmas: the sigma schedule, descending, shape (T + 1,).
         policy: the policy, or the path of its file.
         speedup: at least this many times fewer computed steps than steps.
         compute_steps: this many computed steps, in place of a speed-up.
-        min_psnr: the fewest computed steps with this PSNR to the full run, in dB, measured or
-            predicted. Without any of the three, the first plan of the policy.
+        min_psnr: the fewest computed steps with this PSNR in dB; without any, the first plan.
         solver: makes the solver of a full run for a sigma schedule; Euler by default.
-        prediction: ``"flow"`` (sigmas from 1 to 0) or ``"epsilon"`` (sigmas are the standard
-            deviation of the noise, the data is not scaled); None takes that of the policy.
+        prediction: ``"flow"`` (sigmas from 1 to 0) or ``"epsilon"`` (sigmas of the noise, data not
+            scaled); None takes that of the policy.
         layout: which axes of the latents are channels; by default axis 1 of four or five.
         model: name of the network's class, compared with that of the policy if both are known.
         callback: called on every step.
         cache_device: where outputs are kept between steps; None leaves them where they are.
 
     Returns:
-        The latents at the last sigma, of the type of ``noise``.
+        The latents at the last sigma.
 
     Raises:
-        PolicyError: if the policy cannot be followed: another model, prediction or number of
-            channels, or a solver that is not linear.
-        ValueError: if sigmas do not descend, or a shape or target is out of range.
+        PolicyError: if it cannot be followed: another model, prediction or number of channels, or
+            a solver that is not linear; a ValueError if a shape or target is out of range.
     """
     target = Target(speedup, compute_steps, min_psnr)
-    if not isinstance(policy, Policy):
-        policy = Policy.load(policy)
-    plans = _plans_of(policy, target, prediction, model)
+    known = policy if isinstance(policy, Policy) else Policy.load(policy)
+    plans = _plans_of(known, target, prediction, model)
     run = plans.read(integrate_with(solver), sigmas, noise, key=solver)
     return _follow(
         denoise,
