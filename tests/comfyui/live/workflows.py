@@ -136,3 +136,23 @@ class Graph:
         """Decode a latent and save the image; returns the node."""
         image = self.add("VAEDecode", samples=latent, vae=self.vae)
         return self.add("SaveImage", images=[image, 0], filename_prefix="image")
+
+
+CONTROLS = ("fixed", "randomize", "increment", "decrement")
+
+
+def read_saved(saved: dict[str, Any]) -> dict[str, Any]:
+    """A workflow as the front end saves it, in the form of the HTTP interface."""
+    sources = {link[0]: [str(link[1]), link[2]] for link in saved["links"]}
+    nodes: dict[str, Any] = {}
+    for node in saved["nodes"]:
+        # Behind a seed stands what the front end does to it after a run.
+        values = iter([v for v in node.get("widgets_values") or [] if v not in CONTROLS])
+        inputs = {}
+        for entry in node["inputs"]:
+            value = next(values) if "widget" in entry else None
+            linked = entry.get("link") is not None
+            inputs[entry["name"]] = sources[entry["link"]] if linked else value
+        given = {name: value for name, value in inputs.items() if value is not None}
+        nodes[str(node["id"])] = {"class_type": node["type"], "inputs": given}
+    return nodes
