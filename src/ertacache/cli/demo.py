@@ -37,7 +37,7 @@ def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the results.")] = Path(
         "ertacache-demo"
     ),
-    prompts: Annotated[int, typer.Option(min=2, max=64, help="Calibration prompts.")] = 12,
+    prompts: Annotated[int, typer.Option(min=2, max=64, help="Calibration prompts.")] = 8,
     heldout: Annotated[int, typer.Option(min=1, max=128, help="Held-out prompts.")] = 16,
     steps: Steps = None,
     force: Force = False,
