@@ -41,7 +41,7 @@ def decode(data: bytes) -> dict[str, Tensor]:
 
 
 class StoredRows(Sequence[Tensor]):
-    """The rows of a tensor in a file, each read when it is asked for."""
+    """The rows of a tensor in a file, each read when it is used."""
 
     def __init__(self, path: Path, name: str, count: int) -> None:
         """Keep where the rows are."""

@@ -335,7 +335,7 @@ def _variables(frame: FrameType) -> dict[str, Any]:
     """The variables of a frame.
 
     Before Python 3.13 a frame keeps the dictionary until it is left, and so would every latent of
-    this moment be kept: it is emptied. Python fills it again when it is asked for.
+    this moment be kept: it is emptied. Python fills it again when it is used.
     """
     kept = frame.f_locals
     found = dict(kept)
