@@ -73,7 +73,8 @@ def inspect(
     frontier = _solve_frontier(policy)
     if policy.profile is not None:
         _print_frontier(policy, frontier, policy.profile.num_steps)
-    write_json(json, _values(policy, frontier))
+    if json is not None:  # the verdicts take a second to import
+        write_json(json, _values(policy, frontier))
 
 
 def _solve_frontier(policy: Policy) -> list[FrontierRow]:
