@@ -30,7 +30,8 @@ from torch import Tensor
 from ertacache.calibration.check import check
 from ertacache.calibration.session import HELDOUT_SEED, Session, number_runs
 from ertacache.calibration.validate import validate
-from ertacache.cli.check import load_lora, quantize
+from ertacache.cli.check import quantize
+from ertacache.cli.loading import load_lora
 from ertacache.core.plans import steps_for_speedup
 from ertacache.formats.policy import Policy
 from ertacache.integration.solve import profile_of

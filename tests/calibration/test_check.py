@@ -14,7 +14,8 @@ from ertacache.calibration.check import check
 from ertacache.calibration.session import HELDOUT_SEED, Session
 from ertacache.calibration.solve import solve
 from ertacache.calibration.validate import validate
-from ertacache.cli.check import load_lora, quantize
+from ertacache.cli.check import quantize
+from ertacache.cli.loading import load_lora
 from ertacache.formats.fitted import ValidationRow
 from ertacache.formats.policy import Policy, PolicyError
 from ertacache.integration.attach import find_handle

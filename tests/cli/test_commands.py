@@ -65,7 +65,7 @@ def test_help_has_an_example_and_every_example_parses(name: str, run: Run) -> No
         program, command, *arguments = shlex.split(line)
         assert (program, command) == ("ertacache", name)
         context = GROUP.commands[name].make_context(name, arguments)
-        assert context.params.keys() & {"output", "file", "policy"}
+        assert context.params.keys() & {"output", "file", "policy", "result"}
 
 
 @pytest.mark.parametrize(
@@ -254,3 +254,34 @@ def test_closed_standard_streams(closed: str, policy_file: Path, tmp_path: Path)
     done = subprocess.run(["sh", "-c", f"{line} {closed}"], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(Policy.load(new).plans) == 1
+
+
+def test_the_help_fits_one_screen_with_an_example_of_every_command(run: Run) -> None:
+    lines = run("--help", env={"COLUMNS": "80"}).stdout.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    assert not any(line.endswith("...") for line in lines[1:])  # nothing is cut off
+    assert [line.split()[1] for line in lines if is_example(line)] == list(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("ertacache cal", ["calibrate"]),
+        ("ertacache generate emoji-f", ["emoji-flux"]),
+        ("ertacache generate --off", ["--offload"]),
+        ("ertacache generate --offload s", ["sequential"]),
+    ],
+)
+def test_shell_completion(words: str, expected: list[str]) -> None:
+    env = {"_ERTACACHE_COMPLETE": "complete_bash", "COMP_WORDS": words}
+    env["COMP_CWORD"] = str(len(words.split()) - 1)
+    done = subprocess.run(
+        [sys.executable, "-m", "ertacache"],
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == expected
+    assert done.stderr == ""

@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from ertacache.cli import loading
 from ertacache.cli.loading import MAX_LINE, choose_prompts, read_prompts
+from ertacache.formats.policy import Policy
 from ertacache.formats.profile import MAX_PROMPTS
-from tests.cli.conftest import Refused, Variant
+from ertacache.models import load_pipeline
+from tests.cli.conftest import Refused, Run, Variant
 
 
 @pytest.mark.parametrize("content", [b"", b" \n\t\n", b"\xff\xfe\x00"])
@@ -115,3 +119,68 @@ def test_100_000_prompts_are_refused_before_any_run(
     assert "has 100,000 prompts, and a profile holds at most 10,000 runs: give --limit" in line
     assert list(tmp_path.iterdir()) == [path]
     assert len(choose_prompts("emoji-flux", path, limit=MAX_PROMPTS)) == MAX_PROMPTS
+
+
+class Placed:
+    """Notes where a pipeline is put."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+
+    def to(self, device: str) -> None:
+        self.calls.append(("to", device))
+
+    def enable_model_cpu_offload(self, device: str) -> None:
+        self.calls.append(("model", device))
+
+    def enable_sequential_cpu_offload(self, device: str) -> None:
+        self.calls.append(("sequential", device))
+
+
+@pytest.mark.parametrize(("offload", "call"), [("none", "to"), ("model", "model")])
+def test_a_pipeline_is_moved_or_offloaded(offload: str, call: str) -> None:
+    pipe = Placed()
+    loading._place(pipe, "cuda:1", offload)
+    loading._place(pipe, "cuda:1", "sequential")
+    assert pipe.calls == [(call, "cuda:1"), ("sequential", "cuda:1")]
+
+
+@pytest.mark.usefixtures("no_model")
+def test_offloading_from_the_cpu_is_refused(tmp_path: Path, refused: Refused) -> None:
+    options = ["--device", "cpu", "--offload", "model", "-o", tmp_path / "cat.png"]
+    assert "the device is the cpu: leave it out" in refused(
+        "generate", "emoji-flux", "a cat", *options
+    )
+
+
+def test_a_lora_changes_what_is_generated_and_is_in_the_profile(
+    tmp_path: Path, run: Run, refused: Refused
+) -> None:
+    lora, options = tmp_path / "style.safetensors", ["--steps", 4, "--height", 32, "--width", 32]
+    save_lora(lora)
+    for name, more in (("plain", []), ("styled", ["--lora", lora])):
+        place = ["-o", tmp_path / f"{name}.png"]
+        done = run("generate", "emoji-flux", "a cat", *options, *more, *place)
+        assert done.exit_code == 0, done.output
+    assert (tmp_path / "plain.png").read_bytes() != (tmp_path / "styled.png").read_bytes()
+    profile = tmp_path / "profile.safetensors"
+    command = ["profile", "emoji-flux", "--limit", 2, *options, "-o", profile]
+    assert run(*command, "--lora", lora).exit_code == 0
+    assert Policy.load(profile).provenance["lora"] == str(lora)
+    assert f"it was made with --lora {lora}" in refused(*command)
+    assert run(*command, "--lora", lora).exit_code == 0
+
+
+def save_lora(path: Path) -> None:
+    """A LoRA of large random weights for one layer of the bundled network."""
+    name = "transformer.transformer_blocks.0.attn.to_q"
+    layer = load_pipeline("emoji-flux").transformer.transformer_blocks[0].attn.to_q
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"A": (2, layer.in_features), "B": (layer.out_features, 2)}
+    save_file(
+        {
+            f"{name}.lora_{side}.weight": torch.randn(shape, generator=generator)
+            for side, shape in shapes.items()
+        },
+        path,
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ertacache.cli.check import load_lora
+from ertacache.cli.loading import load_lora
 from ertacache.models import load_pipeline
 from training import lora
 from training.subjects import SUBJECTS

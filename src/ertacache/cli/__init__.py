@@ -31,13 +31,13 @@ from ertacache.cli import (
 )
 from ertacache.cli.group import OneLineGroup
 from ertacache.cli.options import expand_bundles
+from ertacache.cli.output import with_quiet
 from ertacache.distributed import launched_number
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     cls=OneLineGroup,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -64,7 +64,7 @@ def _epilog(examples: Sequence[str]) -> str:
 
 
 for _name, (_function, _examples) in _COMMANDS.items():
-    app.command(_name, epilog=_epilog(_examples))(expand_bundles(_function))
+    app.command(_name, epilog=_epilog(_examples))(with_quiet(expand_bundles(_function)))
 
 
 def _print_version(wanted: bool) -> None:
@@ -73,7 +73,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog="\b\nExample:\n  ertacache calibrate emoji-flux -o policy.safetensors")
+@app.callback(epilog=_epilog([examples[0] for _, examples in _COMMANDS.values()]))
 def _options(
     version: Annotated[
         bool,

@@ -105,7 +105,8 @@ def bench(
     runs = _number(fitted, evaluated, seed)
     with readable_failures(call), Stages() as stage:
         session = Session(pipe, arguments, batch_size=batch_size, stage=stage, processes=processes)
-        work, command = Workload(model, session, *runs), command_line(context)
+        name = model if call.lora is None else f"{model} with {call.lora}"
+        work, command = Workload(name, session, *runs), command_line(context)
         chosen = default_budgets(work.steps) if speedups is None else speedups
         measured = Bench(work, output, chosen, wanted, command, reference, force)
         with _keeping_journal(measured.journal_path):

@@ -13,11 +13,12 @@ import typer
 
 import ertacache
 from ertacache.cli.console import Stages, print_line
-from ertacache.cli.group import command_line, processes_of
+from ertacache.cli.group import processes_of
 from ertacache.cli.loading import (
     check_continued,
     choose_prompts,
     open_model,
+    provenance_of,
     read_prompts,
     readable_failures,
 )
@@ -29,8 +30,16 @@ from ertacache.cli.options import (
     PromptOptions,
     TargetOptions,
 )
-from ertacache.cli.policies import print_verdicts, save_policy
-from ertacache.cli.writing import Output, keeping_runs, open_output, parts_folder
+from ertacache.cli.output import JsonFile
+from ertacache.cli.policies import describe_plan, print_verdicts, save_policy
+from ertacache.cli.writing import (
+    Output,
+    check_json,
+    keeping_runs,
+    open_output,
+    parts_folder,
+    write_json,
+)
 
 __all__ = ["EXAMPLES", "calibrate"]
 
@@ -110,6 +119,7 @@ def calibrate(
     push: Push = None,
     private: Private = False,
     force: Force = False,
+    json: JsonFile = None,
     prompts: PromptOptions,
     call: CallOptions,
 ) -> None:
@@ -123,11 +133,12 @@ def calibrate(
     """
     texts = choose_prompts(model, prompts.prompts, limit=prompts.limit)
     _check_push(push, private)
+    check_json(json)
     validated = _heldout(heldout, validate=validate)
     written = _open_files(context, output, profile, force=force)
     processes, parts = processes_of(context), parts_folder(output)
     pipe, arguments = open_model(model, call, processes=processes)
-    check_continued(profile if processes.is_main else None, pipe, arguments)
+    check_continued(profile if processes.is_main else None, pipe, arguments, lora=call.lora)
     with keeping_runs(profile, parts), readable_failures(call), Stages() as stage:
         policy = ertacache.calibrate(
             pipe,
@@ -140,7 +151,7 @@ def calibrate(
             profile_path=profile,
             resume=parts,
             processes=processes,
-            provenance={"command": command_line(context), "model": model},
+            provenance=provenance_of(context, model, call),
             stage=stage,
             **target.given(),
             **arguments,
@@ -148,6 +159,8 @@ def calibrate(
     save_policy(policy, written, context=context, model=model)
     evaluations = policy.provenance.get("network calls")
     code = print_verdicts(policy.plans, output, evaluations=evaluations)
+    plans = [describe_plan(plan) for plan in policy.plans]
+    write_json(json, {"policy": str(output), "plans": plans})
     if push is not None and processes.is_main:
         _push(output, push, model, private=private or None)
     raise typer.Exit(code)

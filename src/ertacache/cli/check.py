@@ -5,8 +5,6 @@ Exit code 3 means that a plan lost more than 6 dB.
 
 from __future__ import annotations
 
-import json as formatter
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,13 +23,14 @@ from ertacache.cli.options import (
     Speedups,
     TargetOptions,
 )
+from ertacache.cli.output import JsonFile
 from ertacache.cli.policies import NOT_RECOMMENDED
-from ertacache.cli.writing import check_folder, check_name
+from ertacache.cli.writing import check_json, write_json
 
 if TYPE_CHECKING:
     from ertacache.formats.checked import Check
 
-__all__ = ["EXAMPLES", "Changes", "check", "load_lora", "quantize"]
+__all__ = ["EXAMPLES", "check", "quantize"]
 
 EXAMPLES = (
     "ertacache check emoji-flux policy.safetensors",
@@ -42,43 +41,9 @@ EXAMPLES = (
 )
 
 
-@dataclass(frozen=True)
-class Changes:
-    """What is changed in a pipeline before it is checked.
-
-    Attributes:
-        lora: a safetensors file, a folder or a hub id; None loads none.
-        int8: quantise the weights of the network.
-
-    Raises:
-        ValueError: the file of the LoRA is of another kind, or torchao is missing.
-    """
-
-    lora: Annotated[
-        str | None,
-        typer.Option(
-            "--lora", metavar="LORA", help="Load a LoRA first: a .safetensors file or a hub id."
-        ),
-    ] = None
-    int8: Annotated[
-        bool, typer.Option("--int8", help="Quantise the weights of the network to int8 (torchao).")
-    ] = False
-
-    def __post_init__(self) -> None:
-        """Refuse before any work what cannot be loaded."""
-        if self.lora is not None:
-            file = Path(self.lora)
-            if file.is_file() and file.suffix != ".safetensors":
-                raise ValueError(f"{self.lora!r} may run code: convert it to a .safetensors file")
-        if self.int8 and find_spec("torchao") is None:
-            raise ValueError('--int8 needs torchao: pip install "ertacache[quantize]"')
-
-    def apply(self, pipe: Any) -> None:
-        """Change a pipeline in place."""
-        if self.lora is not None:
-            load_lora(pipe, self.lora)
-        if self.int8:
-            quantize(pipe)
+Int8 = Annotated[
+    bool, typer.Option("--int8", help="Quantise the weights of the network to int8 (torchao).")
+]
 
 
 def check(
@@ -88,40 +53,38 @@ def check(
     ],
     *,
     speedup: Speedups = None,
-    changes: Changes,
+    int8: Int8 = False,
     prompts: PromptsFile = None,
     limit: Annotated[
         int, typer.Option("--limit", metavar="N", min=1, help="Use only the first N prompts.")
     ] = 8,
     seed: Seed = 0,
     batch_size: BatchSize = 1,
-    json: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", help="Also write all values to a .json file."),
-    ] = None,
+    json: JsonFile = None,
     call: CallOptions,
 ) -> None:
-    """Check whether a policy holds for a model with a LoRA, int8 weights, or other settings.
+    """Check whether a policy holds for a changed model.
 
-    A few prompts are run in full and accelerated, both on the changed model, at every --speedup,
-    by default those of the plans in the policy. The PSNR is compared with the one in the policy.
-    Exit code 3 means that it lost more than 6 dB.
+    That is one with a LoRA, int8 weights, or other settings. A few prompts are run in full and
+    accelerated, both on the changed model, at every --speedup, by default those of the plans in the
+    policy. The PSNR is compared with the one in the policy. Exit code 3 means that it lost more
+    than 6 dB.
     """
     texts = _choose_prompts(model, prompts)[:limit]
-    if json is not None:
-        check_name(json, ".json")
-        check_folder(json)
+    if int8 and find_spec("torchao") is None:
+        raise ValueError('--int8 needs torchao: pip install "ertacache[quantize]"')
+    check_json(json)
     known = load_policy(policy, {"speedup": TargetOptions(speedup=speedup).speedup})
     pipe, arguments = open_model(model, call, policy=known)
-    changes.apply(pipe)
+    if int8:
+        quantize(pipe)
     from ertacache.calibration.check import check as measure
 
     options: dict[str, Any] = {"speedup": speedup, "seed": seed, "batch_size": batch_size}
     with readable_failures(call), Stages() as stage:
         found = measure(known, pipe, texts, stage=stage, **options, **arguments)
     _print(found)
-    if json is not None:
-        _write(found, json)
+    write_json(json, [plan.to_json() for plan in found.plans])
     raise typer.Exit(NOT_RECOMMENDED if found.failed else 0)
 
 
@@ -134,24 +97,6 @@ def _choose_prompts(model: str, path: Path | None) -> list[str]:
     if model in MODELS:
         return load_prompts(model, "heldout")
     raise ValueError(f"{model!r} comes with no prompts: give a file with --prompts")
-
-
-def load_lora(pipe: Any, place: str) -> None:
-    """Load a LoRA from a safetensors file, a folder with one, or the hub; never unpickle.
-
-    Raises:
-        ValueError: it cannot be loaded into this pipeline.
-    """
-    path = Path(place)
-    named = {"weight_name": path.name} if path.is_file() else {}
-    try:
-        loaded = path.parent if path.is_file() else place
-        pipe.load_lora_weights(str(loaded), use_safetensors=True, **named)
-    except Exception as cause:  # a file or a download can be broken in any way
-        reason = next(iter(str(cause).splitlines()), type(cause).__name__)
-        raise ValueError(f"cannot load the LoRA {place!r}: {reason}") from cause
-    if not pipe.get_active_adapters():
-        raise ValueError(f"the LoRA {place!r} has no weights for the network of this pipeline")
 
 
 def quantize(pipe: Any) -> None:
@@ -175,10 +120,3 @@ def _print(found: Check) -> None:
     print_table(title, ["computed steps", "speed-up", "PSNR", "in the policy", "lost"], rows)
     for line in str(found).splitlines():
         print_line(line)
-
-
-def _write(found: Check, path: Path) -> None:
-    from ertacache.formats.files import write_whole
-
-    rows = [plan.to_json() for plan in found.plans]
-    write_whole(path, formatter.dumps(rows, indent=1, allow_nan=False) + "\n")

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ertacache.cli.group import one_line
+from ertacache.cli.output import is_quiet, results_stream
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +40,7 @@ SECONDS_APART = 10.0  # two lines of progress, where there is no terminal
 def _console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
-    stream = sys.stderr if stderr else sys.stdout
+    stream = sys.stderr if stderr else results_stream()
     return Console(
         file=stream,
         color_system=None if os.environ.get("NO_COLOR") else "auto",
@@ -55,7 +56,7 @@ def print_line(*parts: str | Text) -> None:
     with console.capture() as captured:
         console.print(*parts, soft_wrap=True)
     # Not by the console, which would write past the stream that rich puts in place for its bars.
-    print(captured.get(), end="", flush=True)
+    print(captured.get(), end="", flush=True, file=results_stream())
 
 
 def print_fact(name: str, value: object) -> None:
@@ -129,7 +130,11 @@ class Stages:
     def __init__(self, *, clock: Callable[[], float] = monotonic) -> None:
         """Prepare to show stages; ``clock`` gives the seconds that the lines are timed by."""
         console = _console(stderr=True)
-        self._shown = _Bars(console) if console.is_terminal else _Lines(clock)
+        self._shown: _Bars | _Lines | _Nothing
+        if is_quiet():
+            self._shown = _Nothing()
+        else:
+            self._shown = _Bars(console) if console.is_terminal else _Lines(clock)
 
     def __enter__(self) -> Stages:
         """Begin to show stages."""
@@ -151,6 +156,19 @@ class Stages:
         """Begin a stage; returns its progress callback, which takes the work done and the total."""
         self._shown.finish()
         return self._shown.begin(name)
+
+
+class _Nothing:
+    """Shows no stage."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def begin(self, _name: str) -> Callable[[int, int], None]:
+        return lambda _done, _total: None
+
+    def finish(self) -> None: ...
 
 
 class _Bars:

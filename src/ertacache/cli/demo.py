@@ -42,7 +42,10 @@ def demo(
     steps: Steps = None,
     force: Force = False,
 ) -> None:
-    """Calibrate the bundled model, then compare 2x and 3x with the full run on held-out prompts."""
+    """Calibrate a bundled model and compare with its full run.
+
+    Held-out prompts are generated in full, and at 2x and 3x.
+    """
     from ertacache.calibration.session import Session
     from ertacache.cli.loading import open_model
     from ertacache.core.plans import steps_for_speedup

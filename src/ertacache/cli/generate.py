@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import json
+import json as formatter
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,14 +17,18 @@ from ertacache.cli.console import Stages, decibels, print_line
 from ertacache.cli.group import processes_of
 from ertacache.cli.loading import load_policy, open_model, read_prompts, readable_failures
 from ertacache.cli.options import CallOptions, Model, PromptsFile, RunTarget, given_options
+from ertacache.cli.output import JsonFile
 from ertacache.cli.sizes import differing_size
 from ertacache.cli.writing import (
     FPS,
     Destination,
+    check_json,
     check_video_writer,
     find_destination,
+    finite,
     side_by_side,
     write,
+    write_json,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["EXAMPLES", "generate"]
 
 EXAMPLES = (
-    'ertacache generate emoji-flux "a red apple on a blue background" -o apple.png',
+    'ertacache generate emoji-flux "a cat on a blue background" -o cat.png',
     'ertacache generate emoji-flux "a cat" "a dog" --seeds 0,1,2 --policy policy.safetensors '
     "-o out",
     "ertacache generate emoji-flux --prompts prompts.txt --policy policy.safetensors --compare "
@@ -49,6 +53,8 @@ COMPRESSED = (
     "less on them: give --lossless to keep it"
 )
 WARM_UP_STEPS = 2
+_Made = tuple[list[str], list[float], dict[str, Any]]
+"""Lines to print, with ``--compare`` what was measured, and the values for machines."""
 _logger = logging.getLogger(__name__)
 
 
@@ -128,6 +134,7 @@ def generate(
         typer.Option("--compare", help="Run with and without the policy, and show both."),
     ] = False,
     video: VideoOptions,
+    json: JsonFile = None,
     call: CallOptions,
 ) -> None:
     """Generate images or videos.
@@ -139,6 +146,7 @@ def generate(
     --lossless.
     """
     jobs = _jobs(prompt or [], prompts, seeds)
+    check_json(json)
     attached = _attached(policy, target, compare=compare)
     processes = processes_of(context)
     pipe, arguments = open_model(model, call, policy=attached, processes=processes)
@@ -152,7 +160,8 @@ def generate(
     if session.varied:
         raise ValueError(f"generate takes one value of {min(session.varied)}, not a list")
     with readable_failures(call):
-        _Runner(session, attached, target, destination, video).generate(jobs, compare=compare)
+        runner = _Runner(session, attached, target, destination, video)
+        write_json(json, runner.generate(jobs, compare=compare))
 
 
 def _jobs(prompts: Sequence[str], path: Path | None, seeds: str) -> list[Job]:
@@ -193,12 +202,13 @@ class _Runner:
     destination: Destination
     video: VideoOptions
 
-    def generate(self, jobs: Sequence[Job], *, compare: bool) -> None:
-        """Generate and report all results; with ``compare`` also a summary."""
+    def generate(self, jobs: Sequence[Job], *, compare: bool) -> list[dict[str, Any]]:
+        """Generate and report all results, with ``compare`` also a summary; returns the values."""
         if self.policy is not None:
             # A wrong policy is refused before any run.
             ertacache.attach(self.session.pipe, self.policy, **self.target.given()).detach()
         compared: list[_Compared] = []
+        values: list[dict[str, Any]] = []
         with Stages() as stage:
             progress = stage("generate")
             if compare:  # keeps what happens once per process out of the first timed run
@@ -208,16 +218,18 @@ class _Runner:
                 mine = [
                     self._generate(job, compare) for job in jobs[first:][processes.number :][:1]
                 ]
-                made = processes.exchange("generated", json.dumps(mine).encode())
-                for lines, numbers in (each for data in made for each in json.loads(data)):
+                made = processes.exchange("generated", formatter.dumps(mine).encode())
+                for lines, numbers, value in _unpack(made):
                     for line in lines:
                         print_line(line)
                     compared += [_Compared(*numbers)] if numbers else []
+                    values.append(value)
                 progress(min(first + processes.count, len(jobs)), len(jobs))
         if len(compared) > 1:
             _print_summary(compared)
         if compared and self.destination.suffix == ".mp4" and not self.video.lossless:
             print_line(COMPRESSED)
+        return values
 
     def _run(self, job: Job, policy: Policy | None, **changes: Any) -> Generated:
         from ertacache.core.plans import Target
@@ -235,13 +247,14 @@ class _Runner:
             _logger.warning(differs)  # printed once
         return made
 
-    def _generate(self, job: Job, compare: bool) -> tuple[list[str], list[float]]:
-        """Write one result; returns the lines to print, and with ``compare`` what was measured."""
+    def _generate(self, job: Job, compare: bool) -> _Made:
+        """Write one result."""
         full = self._run(job, None) if compare else None
         outcome = self._run(job, self.policy)
         lines = [self._write(job, outcome.results[0], _account(outcome))]
+        value = self._value(job, outcome)
         if full is None:
-            return lines, []
+            return lines, [], value
         from ertacache.metrics import psnr
 
         lines.append(self._write(job, full.results[0], _account(full), kind="full"))
@@ -250,12 +263,28 @@ class _Runner:
         row = side_by_side(full.results[0], outcome.results[0])
         account = f"PSNR {decibels(close)}, {made.gain}"
         lines.append(self._write(job, row, account, kind="compare"))
-        return lines, [made.psnr, made.full, made.accelerated]
+        value |= {"psnr": finite(close), "full_seconds": full.seconds}
+        return lines, [made.psnr, made.full, made.accelerated], value
+
+    def _value(self, job: Job, outcome: Generated) -> dict[str, Any]:
+        """One result for machines."""
+        path, stats = self.destination.name(job.index, job.seed, job.prompt), outcome.stats
+        steps: dict[str, Any] = {}
+        if stats is not None:
+            steps = {"computed_steps": stats.computed_steps, "reused_steps": stats.reused_steps}
+        made = {"file": str(path), "prompt": job.prompt, "seed": job.seed}
+        return made | {"seconds": outcome.seconds} | steps
 
     def _write(self, job: Job, result: Tensor, account: str, *, kind: str = "") -> str:
         path = self.destination.name(job.index, job.seed, job.prompt, kind=kind)
         write(result, path, fps=self.video.fps, lossless=self.video.lossless)
         return f"{path}: {account}"
+
+
+def _unpack(made: Sequence[bytes]) -> Iterator[_Made]:
+    """What every process made, in the order of the processes."""
+    for data in made:
+        yield from formatter.loads(data)
 
 
 def _account(outcome: Generated) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from ertacache.cli.output import is_quiet
 from ertacache.distributed import ALONE, Processes, is_launched, launched_number
 
 __all__ = [
@@ -188,6 +189,8 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
+        if is_quiet() and record.levelno < logging.WARNING:
+            return
         if message not in self._seen:
             self._seen.add(message)
             _report(message if record.levelno < logging.WARNING else f"warning: {message}")
@@ -213,4 +216,5 @@ class _Announcer(MetaPathFinder):
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         if fullname in self._unseen:
             self._unseen.remove(fullname)
-            _report(f"loading {fullname} ...")
+            if not is_quiet():
+                _report(f"loading {fullname} ...")

@@ -6,14 +6,17 @@ number of computed steps. Loads no model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json as formatter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ertacache.cli.console import decibels, draw_mask, print_fact, print_line, print_table
-from ertacache.cli.policies import describe_profile, print_plan
+from ertacache.cli.output import JsonFile
+from ertacache.cli.policies import describe_plan, describe_profile, print_plan
+from ertacache.cli.writing import check_json, finite, write_json
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from ertacache.formats.fingerprint import Fingerprint
     from ertacache.formats.policy import Policy
     from ertacache.formats.profile import Profile
+    from ertacache.integration.solve import FrontierRow
 
 __all__ = ["EXAMPLES", "inspect"]
 
@@ -42,10 +46,15 @@ def inspect(
     coefficients: Annotated[
         bool, typer.Option("--coefficients", help="Also print the coefficients of every step.")
     ] = False,
+    json: JsonFile = None,
 ) -> None:
-    """Show what is in a policy: its profile, its plans, and the frontier of all speed-ups."""
+    """Show what is in a policy.
+
+    That is its profile, its plans, and the frontier of all speed-ups.
+    """
     from ertacache.hub import open_policy
 
+    check_json(json)
     policy = open_policy(file)
     if coefficients and not policy.plans:
         raise ValueError(f"{str(file)!r} holds no plan, and only a plan has coefficients")
@@ -53,9 +62,7 @@ def inspect(
     print_fact("profile", describe_profile(policy))
     if policy.profile is not None:
         _print_profile(policy.profile)
-    for name, value in policy.provenance.items():
-        for place, line in enumerate(value.split("\n")):
-            print_fact("" if place else name, line)
+    _print_provenance(policy.provenance)
     _print_fingerprint(policy.fingerprint)
     print_line("")
     for plan in policy.plans:
@@ -63,8 +70,43 @@ def inspect(
         if coefficients:
             _print_coefficients(plan.plan)
     _print_fits(policy.fits)
+    frontier = _solve_frontier(policy)
     if policy.profile is not None:
-        _print_frontier(policy)
+        _print_frontier(policy, frontier, policy.profile.num_steps)
+    if json is not None:  # the verdicts take a second to import
+        write_json(json, _values(policy, frontier))
+
+
+def _solve_frontier(policy: Policy) -> list[FrontierRow]:
+    from ertacache.integration.solve import PlanSolver
+
+    return [] if policy.profile is None else list(PlanSolver(policy).rows())
+
+
+def _print_provenance(provenance: Mapping[str, str]) -> None:
+    for name, value in provenance.items():
+        for place, line in enumerate(value.split("\n")):
+            print_fact("" if place else name, line)
+
+
+def _values(policy: Policy, frontier: Sequence[FrontierRow]) -> dict[str, object]:
+    """What is in a policy, for machines."""
+    profile = policy.profile
+    return {
+        "provenance": dict(policy.provenance),
+        "fingerprint": formatter.loads(formatter.dumps(vars(policy.fingerprint), default=dict)),
+        "profile": profile and {"runs": profile.num_runs, "num_steps": profile.num_steps},
+        "plans": [describe_plan(plan) for plan in policy.plans],
+        "frontier": [
+            {
+                "compute_steps": list(row.compute_steps),
+                "error": row.error,
+                "predicted_psnr": finite(row.predicted_psnr),
+                "measured_psnr": finite(row.measured_psnr),
+            }
+            for row in frontier
+        ],
+    }
 
 
 def _print_profile(profile: Profile) -> None:
@@ -165,11 +207,7 @@ def _print_fits(fits: Sequence[MeasuredFit]) -> None:
     print_line("error ratio: measured over predicted")
 
 
-def _print_frontier(policy: Policy) -> None:
-    from ertacache.integration.solve import PlanSolver
-
-    solver = PlanSolver(policy)
-    steps = solver.profile.num_steps
+def _print_frontier(policy: Policy, frontier: Sequence[FrontierRow], steps: int) -> None:
     rows: list[list[str | Text]] = [
         [
             str(len(row.compute_steps)),
@@ -179,7 +217,7 @@ def _print_frontier(policy: Policy) -> None:
             "" if row.measured_psnr is None else decibels(row.measured_psnr),
             draw_mask(row.compute_steps, steps),
         ]
-        for row in solver.rows()
+        for row in frontier
     ]
     print_table(
         "Frontier: the best compute schedule found for every number of computed steps",

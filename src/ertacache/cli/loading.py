@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from ertacache.cli.console import Stages
+from ertacache.cli.group import command_line
 from ertacache.cli.options import CallOptions, given_options
 from ertacache.cli.sizes import check_size
 from ertacache.distributed import ALONE, Processes
@@ -20,10 +23,13 @@ if TYPE_CHECKING:
     from ertacache.formats.policy import Policy
 
 __all__ = [
+    "LoraError",
     "check_continued",
     "choose_prompts",
+    "load_lora",
     "load_policy",
     "open_model",
+    "provenance_of",
     "read_prompts",
     "readable_failures",
 ]
@@ -32,6 +38,10 @@ MAX_FILE = 64 << 20  # bytes of a file of prompts
 MAX_LINE = 10_000  # characters of a prompt
 MAX_PROMPTS = 10_000  # of a profile, whose own constant is not read here: that would import torch
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+class LoraError(ValueError):
+    """Raised for a LoRA that cannot be loaded into a pipeline."""
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -82,8 +92,10 @@ def choose_prompts(model: str, path: Path | None, *, limit: int | None = None) -
     return chosen
 
 
-def check_continued(path: Path | None, pipe: Any, arguments: dict[str, Any]) -> None:
-    """Raise if ``path`` is a profile of another pipeline or of another call."""
+def check_continued(
+    path: Path | None, pipe: Any, arguments: dict[str, Any], *, lora: str | None
+) -> None:
+    """Raise if ``path`` is a profile of another pipeline, with another LoRA, or of another call."""
     if path is None or not path.exists():
         return
     from ertacache.calibration.profile import check_continued
@@ -91,7 +103,12 @@ def check_continued(path: Path | None, pipe: Any, arguments: dict[str, Any]) -> 
     from ertacache.formats.policy import Policy, PolicyError
 
     try:
-        check_continued(Policy.load(path), Session(pipe, arguments))
+        known = Policy.load(path)
+        was = known.provenance.get("lora")
+        if was != lora:
+            made = "no LoRA" if was is None else f"--lora {was}"
+            raise PolicyError(f"the profile there cannot be continued: it was made with {made}")
+        check_continued(known, Session(pipe, arguments))
     except PolicyError as cause:
         raise ValueError(f"{str(path)!r}: {cause}") from cause
 
@@ -138,14 +155,14 @@ def open_model(
         steps = policy.default.num_steps if policy.profile is None else policy.profile.num_steps
         given = {"num_inference_steps": steps} | given
     device = options.device or processes.device
-    pipe = _load_model(model, dtype=options.dtype, device=device)
+    pipe = _load_model(model, options, device=device)
     arguments = _call_arguments(pipe, model, given)
     check_size(pipe, arguments, decoded=decoded)
     return pipe, arguments
 
 
-def _load_model(model: str, *, dtype: str, device: str | None) -> Any:
-    """Load a pipeline and move it to its device; any failure is a ``ValueError``."""
+def _load_model(model: str, options: CallOptions, *, device: str | None) -> Any:
+    """Load a pipeline with its LoRA onto its device; any failure is a ``ValueError``."""
     from ertacache.models.zoo import UnknownModelError, load_pipeline
 
     _silence_libraries()
@@ -156,14 +173,30 @@ def _load_model(model: str, *, dtype: str, device: str | None) -> Any:
         torch.empty(0, device=place)
     except (RuntimeError, AssertionError) as cause:
         raise ValueError(f"cannot run on {place!r}: {str(cause).splitlines()[0]}") from cause
+    if options.offload != "none" and torch.device(place).type == "cpu":
+        raise ValueError("--offload saves memory of a GPU, and the device is the cpu: leave it out")
     try:
         with Stages() as stage:
             stage("load")
-            return load_pipeline(model, dtype=getattr(torch, dtype)).to(place)
-    except UnknownModelError:
+            pipe = load_pipeline(model, dtype=getattr(torch, options.dtype))
+            if options.lora is not None:
+                load_lora(pipe, options.lora)
+            _place(pipe, place, options.offload)
+            return pipe
+    except (UnknownModelError, LoraError):
         raise
     except Exception as cause:  # a folder or a download can be broken in any way
         raise ValueError(f"cannot load the pipeline {model!r}: {cause}") from cause
+
+
+def _place(pipe: Any, device: str, offload: str) -> None:
+    """Move a pipeline to its device, all of it or part by part as it is used."""
+    if offload == "model":
+        pipe.enable_model_cpu_offload(device=device)
+    elif offload == "sequential":
+        pipe.enable_sequential_cpu_offload(device=device)
+    else:
+        pipe.to(device)
 
 
 def _silence_libraries() -> None:
@@ -190,6 +223,30 @@ def _call_arguments(pipe: Any, model: str, given: dict[str, Any]) -> dict[str, A
         if name not in parameters:
             raise ValueError(f"{type(pipe).__name__} takes no argument {name!r}")
     return arguments
+
+
+def load_lora(pipe: Any, place: str) -> None:
+    """Load a LoRA from a safetensors file, a folder with one, or the hub; never unpickle.
+
+    Raises:
+        LoraError: it cannot be loaded into this pipeline.
+    """
+    path = Path(place)
+    named = {"weight_name": path.name} if path.is_file() else {}
+    try:
+        loaded = path.parent if path.is_file() else place
+        pipe.load_lora_weights(str(loaded), use_safetensors=True, **named)
+    except Exception as cause:  # a file or a download can be broken in any way
+        reason = next(iter(str(cause).splitlines()), type(cause).__name__)
+        raise LoraError(f"cannot load the LoRA {place!r}: {reason}") from cause
+    if not pipe.get_active_adapters():
+        raise LoraError(f"the LoRA {place!r} has no weights for the network of this pipeline")
+
+
+def provenance_of(context: typer.Context, model: str, call: CallOptions) -> dict[str, str]:
+    """What a file says of how it was made."""
+    made = {"command": command_line(context), "model": model}
+    return made if call.lora is None else made | {"lora": call.lora}
 
 
 @contextmanager

@@ -5,8 +5,6 @@ Only the command: ``ertacache.metrics`` reads the files and computes.
 
 from __future__ import annotations
 
-import json
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -18,8 +16,8 @@ import typer
 import ertacache
 from ertacache.cli.console import Stages, print_line, print_table
 from ertacache.cli.group import command_line, one_line
-from ertacache.cli.writing import check_folder, check_name
-from ertacache.formats.files import write_whole
+from ertacache.cli.output import JsonFile
+from ertacache.cli.writing import check_json, finite, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,10 +58,7 @@ def metrics(
             "--clip", metavar="MODEL", help="Folder of a CLIP model, or its hub id if downloaded."
         ),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", help="Also write all values to a .json file."),
-    ] = None,
+    json: JsonFile = None,
 ) -> None:
     """Compare two files, or two folders file by file.
 
@@ -75,7 +70,7 @@ def metrics(
     from ertacache.metrics.comparison import SET_METRICS, Comparison, parse_metrics
     from ertacache.metrics.files import Pairing, pair_files
 
-    _check_json(output)
+    check_json(json)
     names = None if metric is None else parse_metrics(metric)
     sets = [name for name in names or () if name in SET_METRICS]
     if sets:
@@ -95,15 +90,9 @@ def metrics(
             scores |= _compare_sets(sets, result, reference, stage)
     ordered = [scores[name] for name in names]
     _print_scores(ordered, pairing)
-    if output is not None:
+    if json is not None:
         record = {"version": ertacache.__version__, "command": command_line(context)}
-        _write(output, record, ordered, pairing=pairing, values=comparison.values)
-
-
-def _check_json(path: Path | None) -> None:
-    if path is not None:
-        check_name(path, ".json")
-        check_folder(path)
+        _write(json, record, ordered, pairing=pairing, values=comparison.values)
 
 
 def _check_folders(*paths: Path) -> None:
@@ -223,7 +212,7 @@ def _write(
 ) -> None:
     """Write the scores and the values of every file; an identical file has the PSNR null."""
     files = [
-        {"name": pair.name} | {name: _finite(column[place]) for name, column in values.items()}
+        {"name": pair.name} | {name: finite(column[place]) for name, column in values.items()}
         for place, pair in enumerate(pairing.pairs)
     ]
     content = {
@@ -232,8 +221,4 @@ def _write(
         "files": files if values else [],
         "unmatched": [str(path) for path in pairing.unmatched],
     }
-    write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    write_json(path, content)

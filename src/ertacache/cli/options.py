@@ -47,9 +47,20 @@ _RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
 }
 """What a number must be, in words and as a rule; NaN is none of them."""
 
+
+def _bundled_names(incomplete: str) -> list[str]:
+    from ertacache.models.zoo import MODELS
+
+    return [name for name in MODELS if name.startswith(incomplete)]
+
+
 Model = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="A bundled model, a folder with a pipeline, or a hub id."),
+    typer.Argument(
+        metavar="MODEL",
+        help="A bundled model, a folder with a pipeline, or a hub id.",
+        autocompletion=_bundled_names,
+    ),
 ]
 PolicyOutput = Annotated[
     Path, typer.Option("--output", "-o", metavar="FILE", help="The policy to write.")
@@ -93,10 +104,12 @@ class CallOptions:
         frames: of a video.
         dtype: number type of the weights.
         device: where the pipeline runs; None takes cuda if there is one.
+        offload: what is kept in memory of the CPU until it is used.
+        lora: a safetensors file, a folder or a hub id; None loads none.
         arguments: further arguments of the call, each ``NAME=VALUE``.
 
     Raises:
-        ValueError: the guidance scale is not finite.
+        ValueError: the guidance scale is not finite, or the file of the LoRA is of another kind.
     """
 
     steps: Steps = None
@@ -124,6 +137,19 @@ class CallOptions:
             help="Where to run; by default cuda if available, otherwise cpu.",
         ),
     ] = None
+    offload: Annotated[
+        Literal["none", "model", "sequential"],
+        typer.Option(
+            "--offload",
+            help="Keep in CPU memory, until it is used: nothing, every model, or every layer.",
+        ),
+    ] = "none"
+    lora: Annotated[
+        str | None,
+        typer.Option(
+            "--lora", metavar="LORA", help="Load a LoRA first: a .safetensors file or a hub id."
+        ),
+    ] = None
     arguments: Annotated[
         list[str] | None,
         typer.Option(
@@ -134,8 +160,12 @@ class CallOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        """Check the one number that the command line takes without a range."""
+        """Refuse before any work what the command line itself cannot check."""
         _check_numbers("guidance", self.guidance)
+        if self.lora is not None:
+            file = Path(self.lora)
+            if file.is_file() and file.suffix != ".safetensors":
+                raise ValueError(f"{self.lora!r} may run code: convert it to a .safetensors file")
 
     def given(self) -> dict[str, Any]:
         """The pipeline's arguments that were given.

@@ -6,7 +6,7 @@ Shared by the commands that make or show one. Runs no model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ import typer
 
 from ertacache.cli.console import decibels, draw_mask, print_fact, print_line, print_table
 from ertacache.cli.group import command_line, one_line
+from ertacache.cli.writing import finite
 
 if TYPE_CHECKING:
     from ertacache.cli.writing import Output
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOT_RECOMMENDED",
+    "describe_plan",
     "describe_profile",
     "print_plan",
     "print_verdicts",
@@ -52,6 +54,25 @@ def describe_profile(policy: Policy) -> str:
         return "no profile"
     runs = f"{profile.num_runs} run{'' if profile.num_runs == 1 else 's'}"
     return f"a profile of {runs} of {profile.num_steps} steps"
+
+
+def describe_plan(plan: FittedPlan) -> dict[str, object]:
+    """What ``print_plan`` prints, for machines; the PSNR of identical results is null."""
+    from ertacache.calibration.validate import recommend
+
+    rows = [asdict(row) for row in plan.validation]
+    for row in rows:
+        row["psnr"] = finite(row["psnr"])
+    return {
+        "method": plan.method,
+        "num_steps": plan.num_steps,
+        "compute_steps": list(plan.compute_steps),
+        "speedup": plan.speedup,
+        "predicted_error": plan.predicted_error,
+        "measured_error": plan.measured_error,
+        "validation": rows,
+        "recommended": recommend(plan.validation).recommended if rows else None,
+    }
 
 
 def print_plan(plan: FittedPlan) -> None:

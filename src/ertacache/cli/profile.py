@@ -9,8 +9,14 @@ import typer
 
 import ertacache
 from ertacache.cli.console import Stages, print_line
-from ertacache.cli.group import command_line, processes_of
-from ertacache.cli.loading import check_continued, choose_prompts, open_model, readable_failures
+from ertacache.cli.group import processes_of
+from ertacache.cli.loading import (
+    check_continued,
+    choose_prompts,
+    open_model,
+    provenance_of,
+    readable_failures,
+)
 from ertacache.cli.options import CallOptions, Model, PromptOptions
 from ertacache.cli.policies import describe_profile
 from ertacache.cli.writing import keeping_runs, open_output, parts_folder
@@ -49,7 +55,7 @@ def profile(
     open_output(context, output)
     processes = processes_of(context)
     pipe, arguments = open_model(model, call, decoded=False, processes=processes)
-    check_continued(output if processes.is_main else None, pipe, arguments)
+    check_continued(output if processes.is_main else None, pipe, arguments, lora=call.lora)
     with keeping_runs(output, parts_folder(output)), readable_failures(call), Stages() as stage:
         made = ertacache.profile(
             pipe,
@@ -58,7 +64,7 @@ def profile(
             batch_size=prompts.batch_size,
             path=output,
             progress=stage("profile"),
-            provenance={"command": command_line(context), "model": model},
+            provenance=provenance_of(context, model, call),
             processes=processes,
             **arguments,
         )

@@ -5,6 +5,7 @@ Exit code 3 means that the plan was measured and is not recommended; it is writt
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +16,9 @@ from ertacache.cli.console import Stages
 from ertacache.cli.group import processes_of
 from ertacache.cli.loading import load_policy, open_model, read_prompts, readable_failures
 from ertacache.cli.options import BatchSize, CallOptions, Force, RunBudget
-from ertacache.cli.policies import print_verdicts, save_policy
-from ertacache.cli.writing import keeping_runs, open_output, parts_folder
+from ertacache.cli.output import JsonFile
+from ertacache.cli.policies import describe_plan, print_verdicts, save_policy
+from ertacache.cli.writing import check_json, keeping_runs, open_output, parts_folder, write_json
 
 if TYPE_CHECKING:
     from ertacache.formats.policy import Policy
@@ -30,23 +32,26 @@ EXAMPLES = (
     "--heldout heldout.txt -o new.safetensors",
 )
 
+RefitOutput = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Where to write; by default the same file."
+    ),
+]
+ProfiledModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model", metavar="MODEL", help="The model; by default the one it was profiled with."
+    ),
+]
+
 
 def refit(
     context: typer.Context,
     policy: Annotated[Path, typer.Argument(metavar="POLICY", help="A policy with a profile.")],
     *,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Where to write; by default the same file."
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", metavar="MODEL", help="The model; by default the one it was profiled with."
-        ),
-    ] = None,
+    output: RefitOutput = None,
+    model: ProfiledModel = None,
     budget: RunBudget,
     heldout: Annotated[
         Path | None,
@@ -54,6 +59,7 @@ def refit(
     ] = None,
     batch_size: BatchSize = 1,
     force: Force = False,
+    json: JsonFile = None,
     call: CallOptions,
 ) -> None:
     """Refit one more plan of a policy.
@@ -65,6 +71,7 @@ def refit(
     """
     from ertacache.integration.solve import profile_of
 
+    check_json(json)
     known = load_policy(policy, budget.given())
     written = open_output(context, policy if output is None else output, force=force)
     if output is None and written.old is not None:
@@ -75,6 +82,8 @@ def refit(
     unseen = None if heldout is None else read_prompts(heldout)
     processes, parts = processes_of(context), parts_folder(written.path)
     loading: dict[str, Any] = {"decoded": unseen is not None, "processes": processes}
+    if model is None and call.lora is None:
+        call = replace(call, lora=known.provenance.get("lora"))
     pipe, arguments = open_model(name, call, policy=known, **loading)
     with keeping_runs(parts), readable_failures(call), Stages() as stage:
         made = ertacache.refit(
@@ -90,7 +99,9 @@ def refit(
         )
     save_policy(made, written, context=context, model=name)
     plans = [plan for plan in made.plans if plan not in known.plans]
-    raise typer.Exit(print_verdicts(plans, written.path))
+    code = print_verdicts(plans, written.path)
+    write_json(json, {"policy": str(written.path), "plans": [describe_plan(p) for p in plans]})
+    raise typer.Exit(code)
 
 
 def _model_of(policy: Policy) -> str:

@@ -5,6 +5,7 @@ An image has shape (3, height, width), a video (frames, 3, height, width), value
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -15,12 +16,15 @@ from dataclasses import dataclass
 from errno import EIO
 from importlib import import_module
 from io import BytesIO
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from ertacache.cli.group import Interrupted, processes_of
+from ertacache.cli.output import STDOUT
+from ertacache.distributed import launched_number
 from ertacache.formats.files import draft, write_whole
 
 if TYPE_CHECKING:
@@ -33,9 +37,11 @@ __all__ = [
     "Destination",
     "Output",
     "check_folder",
+    "check_json",
     "check_name",
     "check_video_writer",
     "find_destination",
+    "finite",
     "keeping_runs",
     "open_output",
     "parts_folder",
@@ -43,6 +49,7 @@ __all__ = [
     "slug",
     "write",
     "write_image",
+    "write_json",
 ]
 
 FPS = 16
@@ -73,6 +80,32 @@ def check_name(path: Path, *suffixes: str) -> None:
         raise ValueError(f"cannot write {str(path)!r}: it is a folder")
     if path.suffix.lower() not in suffixes:
         raise ValueError(f"cannot write {str(path)!r}: call it {path.with_suffix(suffixes[0])}")
+
+
+def check_json(path: Path | None) -> None:
+    """Raise before any work unless the file of ``--json`` can be written, if there is one."""
+    if path is not None and path != STDOUT:
+        check_name(path, ".json")
+        check_folder(path)
+
+
+def finite(value: float | None) -> float | None:
+    """A number as JSON has it: the PSNR of identical results, which is infinite, is null."""
+    return value if value is not None and isfinite(value) else None
+
+
+def write_json(path: Path | None, content: object) -> None:
+    """Write the values of a command for machines: to a file, to standard output, or not at all.
+
+    Of several processes the main one does.
+    """
+    if launched_number() > 0:
+        return
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    if path == STDOUT:
+        print(text, end="", flush=True)
+    elif path is not None:
+        write_whole(path, text)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,9 @@ import os
 import pkgutil
 import re
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -142,6 +144,9 @@ def _bundled(name: str) -> Model:
 def load_pipeline(model: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Any:
     """Load a pipeline on the CPU, without a progress bar.
 
+    A bundled model is called with the size, steps and guidance that it was trained for, unless the
+    call gives others. Loading it prints nothing.
+
     Args:
         model: A bundled name, a folder that holds a pipeline, or a hub id such as
             ``owner/name``. Only a hub id may use the network.
@@ -153,13 +158,22 @@ def load_pipeline(model: str | os.PathLike[str], dtype: torch.dtype | None = Non
     Raises:
         UnknownModelError: The model is none of the three.
     """
-    source, local = _locate(os.fspath(model))
+    name = os.fspath(model)
+    source, local = _locate(name)
     import torch
 
-    load: Callable[..., Any] = _loader(source, local).from_pretrained
-    precision = torch.float32 if dtype is None else dtype
-    pipe = load(source, dtype=precision, local_files_only=local)
+    from ertacache.models.defaults import bind_defaults
+    from ertacache.models.quiet import quiet_libraries
+
+    with ExitStack() as quiet:
+        quiet.enter_context(quiet_libraries())
+        load: Callable[..., Any] = _loader(source, local).from_pretrained
+        if name not in MODELS:
+            quiet.close()  # a warning may be that weights are missing
+        pipe = load(source, dtype=dtype or torch.float32, local_files_only=local)
     pipe.set_progress_bar_config(disable=True)
+    if name in MODELS:
+        bind_defaults(pipe, name, MODELS[name].call_arguments)
     return pipe
 
 
@@ -169,6 +183,8 @@ def _loader(source: str, local: bool) -> Any:
     if local:
         pipeline = json.loads((Path(source) / _INDEX).read_text()).get("_class_name")
         loader = next((row.loader for row in _ROWS if row.pipeline == pipeline), _DIFFUSERS)
+        if isinstance(pipeline, str):  # imported here, and not while the weights are loaded
+            getattr(import_module("diffusers"), pipeline, None)
     return pkgutil.resolve_name(loader)
 
 
