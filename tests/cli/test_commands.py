@@ -39,6 +39,7 @@ COMMANDS = (
     "bench",
     "report",
     "metrics",
+    "app",
 )
 
 

@@ -105,10 +105,10 @@ def check_prompt(prompt: object, limits: Limits) -> str:
 
 
 def check_prompts(text: str, limits: Limits) -> list[str]:
-    """The prompts of a calibration, one per line.
+    r"""The prompts of a calibration, one per line.
 
     Example:
-        >>> check_prompts("a cat\\n\\n a dog ", Limits())
+        >>> check_prompts("a cat\n\n a dog ", Limits())
         ['a cat', 'a dog']
     """
     lines = (text or "").split("\n")
@@ -147,8 +147,8 @@ def describe_failure(error: BaseException, *hidden: str | os.PathLike[str]) -> s
     r"""What went wrong on one line, without control characters and without hidden paths.
 
     Example:
-        >>> describe_failure(ValueError("cannot load '/tmp/x/a.safetensors':\n too short"), "/tmp/x")
-        "cannot load 'a.safetensors': too short"
+        >>> describe_failure(ValueError("cannot load '/tmp/x/a.file':\n too short"), "/tmp/x")
+        "cannot load 'a.file': too short"
     """
     text = " ".join(str(error).split()) or type(error).__name__
     for path in hidden:
