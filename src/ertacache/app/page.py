@@ -38,7 +38,8 @@ def _readable(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*args, **kwargs)
         except Cancelled as cause:
-            raise gr.Error(str(cause), title="Cancelled", print_exception=False) from None
+            gr.Info(str(cause), title="Cancelled")
+            return gr.skip()
         except (ValueError, OSError, MemoryError) as cause:
             raise _shown(cause) from None
         except Exception as cause:
@@ -190,7 +191,9 @@ def _generate_tab(page: _Page, model: Any) -> list[Any]:
             **hidden,
         )
     outputs = [compared, apart, video, measured, strip]
-    start.click(_readable(page.generate), inputs, outputs, **_JOB, **hidden)
+    start.click(
+        _readable(page.generate), inputs, outputs, show_progress_on=compared, **_JOB, **hidden
+    )
     stop.click(page.engine.cancel, queue=False, **hidden)
     return [prompt, *numbers]
 
@@ -211,6 +214,7 @@ def _calibrate_tab(page: _Page, model: Any, settings: list[Any]) -> Any:
         _readable(page.calibrate),
         [model, prompts, *sizes],
         [figure, table, notes, file],
+        show_progress_on=figure,
         **_JOB,
         **hidden,
     )
@@ -227,7 +231,14 @@ def _policy_tab(page: _Page, model: Any) -> None:
     table = gr.Dataframe(headers=views.FRONTIER_COLUMNS, label="Frontier", interactive=False)
     notes = gr.HTML()
     outputs = [facts, figure, table, notes]
-    file.change(_readable(page.open), [file, model, use], outputs, **_JOB, api_visibility="private")
+    file.change(
+        _readable(page.open),
+        [file, model, use],
+        outputs,
+        show_progress_on=facts,
+        **_JOB,
+        api_visibility="private",
+    )
 
 
 def _benchmark_tab(page: _Page) -> None:
