@@ -117,7 +117,9 @@ class _Page:
         """The Pareto plot of a results file."""
         if name not in self.results:
             raise ValueError(f"there is no results file {str(name)[:80]!r}")
-        return draw_pareto(read_results(self.results[name])[1])
+        figure = draw_pareto(read_results(self.results[name])[1])
+        figure.set_layout_engine("constrained")  # the legend is beside the axes
+        return figure
 
     def _policy(self, made: Opened) -> list[Any]:
         return [

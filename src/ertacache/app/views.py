@@ -79,7 +79,8 @@ def draw_strip(compute_steps: Sequence[int], num_steps: int) -> str:
         colour = "#0072b2" if step in computed else "none"
         cells.append(
             f'<rect x="{10 * step + 1}" y="1" width="8" height="18" fill="{colour}" '
-            f'stroke="#0072b2" vector-effect="non-scaling-stroke"><title>step {step + 1}: {kind}</title></rect>'
+            f'stroke="#0072b2" vector-effect="non-scaling-stroke">'
+            f"<title>step {step + 1}: {kind}</title></rect>"
         )
     label = f"{len(computed)} of {num_steps} steps computed"
     return (
