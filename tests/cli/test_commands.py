@@ -39,6 +39,7 @@ COMMANDS = (
     "bench",
     "report",
     "metrics",
+    "app",
 )
 
 
@@ -65,7 +66,7 @@ def test_help_has_an_example_and_every_example_parses(name: str, run: Run) -> No
         program, command, *arguments = shlex.split(line)
         assert (program, command) == ("ertacache", name)
         context = GROUP.commands[name].make_context(name, arguments)
-        assert context.params.keys() & {"output", "file", "policy", "result"}
+        assert context.params.keys() & {"output", "file", "policy", "result", "folder"}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 import ertacache
+from ertacache.cli import app as web_app
 from ertacache.cli import (
     bench,
     calibrate,
@@ -55,6 +56,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
     "bench": (bench.bench, bench.EXAMPLES),
     "report": (report.report, report.EXAMPLES),
     "metrics": (metrics.metrics, metrics.EXAMPLES),
+    "app": (web_app.app, web_app.EXAMPLES),
 }
 
 

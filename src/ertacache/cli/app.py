@@ -1,0 +1,72 @@
+"""``ertacache app``: the web app, on this machine only unless another address is given."""
+
+from __future__ import annotations
+
+import os
+import socket
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ertacache.cli.console import print_line
+
+__all__ = ["EXAMPLES", "app"]
+
+EXAMPLES = ("ertacache app", "ertacache app --folder my-models --port 8000 --no-browser")
+HOST, PORT = "127.0.0.1", 7860
+OPEN = "warning: {} can be reached by others: everyone who can connect can use this machine"
+
+
+def app(
+    folder: Annotated[
+        Path,
+        typer.Option(
+            "--folder", metavar="DIR", help="Working folder: pipelines and results files in it."
+        ),
+    ] = Path(),
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")
+    ] = HOST,
+    port: Annotated[
+        int, typer.Option("--port", metavar="N", min=1, max=65535, help="Port to listen on.")
+    ] = PORT,
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")
+    ] = True,
+) -> None:
+    """Try models and policies in a browser: compare, calibrate, open a policy."""
+    if find_spec("gradio") is None:
+        raise ValueError("the app needs gradio: pip install 'ertacache[app]'")
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {str(folder)!r}")
+    _check_port(host, port)
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # nothing is reported to anyone
+    from ertacache.app.engine import Engine
+    from ertacache.app.page import serve
+
+    if host not in (HOST, "localhost", "::1"):
+        print_line(OPEN.format(host))
+    print_line(f"The app: http://{host}:{port} (end it with Ctrl-C)")
+    found = {path.stem: path for path in _results(folder)}
+    serve(Engine(folder), results=found, host=host, port=port, browser=browser)
+
+
+def _results(folder: Path) -> list[Path]:
+    """Results files in the working folder, and in ``results`` inside of it."""
+    root = folder.resolve()
+    found = [*root.glob("bench*.json"), *root.glob("results/bench*.json")]
+    return sorted(path for path in found if path.resolve().is_relative_to(root))
+
+
+def _check_port(host: str, port: int) -> None:
+    """Raise if the address cannot be listened on."""
+    try:
+        with socket.create_server((host, port)):
+            pass
+    except OSError as cause:
+        reason = cause.strerror or str(cause)
+        raise ValueError(
+            f"cannot listen on {host}:{port}: {reason}; give another --port"
+        ) from cause
