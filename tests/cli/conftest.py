@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from ertacache.cli import app
+from ertacache.cli import program
 from ertacache.formats.policy import Policy, ValidationRow
 from ertacache.models import zoo
 from ertacache.models.zoo import MODELS
@@ -32,7 +32,7 @@ Variant = Callable[..., Path]
 
 def invoke(*arguments: object, env: dict[str, str | None] | None = None) -> Result:
     """Run a command of the command line; a traceback is a failure of the test."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env=env)
+    result = CliRunner().invoke(program, [str(argument) for argument in arguments], env=env)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

@@ -17,7 +17,7 @@ import pytest
 import typer.main
 
 import ertacache.cli
-from ertacache.cli import app
+from ertacache.cli import program
 from ertacache.formats.policy import Policy
 from ertacache.models import zoo
 from tests.cli.conftest import Run, python
@@ -25,7 +25,7 @@ from tests.hubserver import MEMBERS, Hub
 from tests.hubserver import hub as hub  # a fixture
 
 HEAVY = {"torch", "diffusers", "transformers", "matplotlib"}
-GROUP = typer.main.get_command(app)
+GROUP = typer.main.get_command(program)
 COMMANDS = (
     "demo",
     "profile",
@@ -122,8 +122,8 @@ def test_version(run: Run) -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    show = "app(['calibrate', '--help'], standalone_mode=False)"
-    code = f"import sys; from ertacache.cli import app; {show}; print(*sys.modules)"
+    show = "program(['calibrate', '--help'], standalone_mode=False)"
+    code = f"import sys; from ertacache.cli import program; {show}; print(*sys.modules)"
     loaded = set(python("-c", code).stdout.split())
     assert "typer" in loaded
     assert not {*HEAVY, "numpy", "PIL", "rich"} & loaded
@@ -147,9 +147,9 @@ def test_bad_options_load_nothing_heavy(tmp_path: Path) -> None:
     )
     runs = f"""
         import sys
-        from ertacache.cli import app
+        from ertacache.cli import program
         for line in {lines}:
-            assert app(line.split(), standalone_mode=False) == 2, line
+            assert program(line.split(), standalone_mode=False) == 2, line
         print(*sys.modules)
     """
     done = python("-c", dedent(runs))
@@ -159,8 +159,8 @@ def test_bad_options_load_nothing_heavy(tmp_path: Path) -> None:
 
 
 def test_inspect_loads_no_pipeline_library(policy_file: Path) -> None:
-    show = f"app(['inspect', {str(policy_file)!r}], standalone_mode=False)"
-    code = f"import sys; from ertacache.cli import app; {show}; print(*sys.modules)"
+    show = f"program(['inspect', {str(policy_file)!r}], standalone_mode=False)"
+    code = f"import sys; from ertacache.cli import program; {show}; print(*sys.modules)"
     done = python("-c", code)
     assert done.stdout.startswith("policy ")
     assert done.stderr == "loading torch ...\n"
@@ -187,14 +187,14 @@ def test_the_first_line_of_every_command_comes_before_torch_is_imported(
     assert set(lines) == set(COMMANDS)
     code = """
         import sys
-        from ertacache.cli import app
+        from ertacache.cli import program
         class Stop:
             def find_spec(self, name, path=None, target=None):
                 if name in ("torch", "diffusers"):
                     raise ValueError(f"imported {name}")
         sys.meta_path.insert(0, Stop())
         for line in sys.argv[1:]:
-            assert app(line.split(), standalone_mode=False) == 2, line
+            assert program(line.split(), standalone_mode=False) == 2, line
     """
     done = python("-c", dedent(code), *(f"{name} {line}" for name, line in lines.items()))
     assert done.returncode == 0, done.stderr
@@ -233,14 +233,14 @@ def test_a_time_limit_or_a_closed_terminal_is_an_interrupt(
         signal.signal(signal.{name}, signal.{before})
         import ertacache.cli as cli
 
-        def app():
+        def program():
             try:
                 os.kill(os.getpid(), signal.{name})
                 print("went on")
             except KeyboardInterrupt:
                 print("interrupted")
 
-        cli.app = app
+        cli.program = program
         cli.main()
     """
     assert python("-c", dedent(code)).stdout == f"{end}\n"

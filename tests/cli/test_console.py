@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ertacache.cli import app, group
+from ertacache.cli import group, program
 from ertacache.cli.console import Stages, print_line
 from ertacache.formats.policy import Policy
 from tests.cli.conftest import PROGRESS, Run
@@ -22,7 +22,7 @@ def test_colour_only_where_it_is_wanted(policy_file: Path, run: Run) -> None:
 
 
 def test_output_without_unicode(policy_file: Path) -> None:
-    result = CliRunner(charset="ascii").invoke(app, ["inspect", str(policy_file)])
+    result = CliRunner(charset="ascii").invoke(program, ["inspect", str(policy_file)])
     assert result.exit_code == 0
     assert "#." in result.stdout
 

@@ -13,7 +13,7 @@ import typer.main
 
 import ertacache
 from ertacache.calibration.solve import PaperOptions
-from ertacache.cli import app
+from ertacache.cli import program
 from ertacache.cli.options import (
     CallOptions,
     Model,
@@ -27,7 +27,7 @@ from ertacache.cli.options import (
 from ertacache.core.plans import Target
 from tests.cli.conftest import Refused
 
-GROUP = typer.main.get_command(app)
+GROUP = typer.main.get_command(program)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from ertacache.cli import app
+from ertacache.cli import program
 from tests.cli.conftest import STEPS, Refused, Run, T
 
-GROUP = typer.main.get_command(app)
+GROUP = typer.main.get_command(program)
 SIZE = ["--height", 32, "--width", 32]
 
 

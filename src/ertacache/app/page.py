@@ -143,6 +143,7 @@ def build_page(engine: Engine, results: dict[str, Path], folder: Path) -> gr.Blo
     """
     page = _Page(engine, results, folder)
     first = next(iter(engine.models))
+    blocks: gr.Blocks
     with gr.Blocks(title="ertacache", analytics_enabled=False, delete_cache=(600, 3600)) as blocks:
         gr.Markdown("# ertacache\nFewer network evaluations, nearly the same output.")
         model = gr.Dropdown(list(engine.models), value=first, label="Model")

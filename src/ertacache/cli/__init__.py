@@ -15,8 +15,8 @@ from typing import Annotated
 import typer
 
 import ertacache
-from ertacache.cli import app as web_app
 from ertacache.cli import (
+    app,
     bench,
     calibrate,
     check,
@@ -35,9 +35,9 @@ from ertacache.cli.options import expand_bundles
 from ertacache.cli.output import with_quiet
 from ertacache.distributed import launched_number
 
-__all__ = ["app", "main"]
+__all__ = ["main", "program"]
 
-app = typer.Typer(
+program = typer.Typer(
     cls=OneLineGroup,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -56,7 +56,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], Sequence[str]]] = {
     "bench": (bench.bench, bench.EXAMPLES),
     "report": (report.report, report.EXAMPLES),
     "metrics": (metrics.metrics, metrics.EXAMPLES),
-    "app": (web_app.app, web_app.EXAMPLES),
+    "app": (app.app, app.EXAMPLES),
 }
 
 
@@ -66,7 +66,7 @@ def _epilog(examples: Sequence[str]) -> str:
 
 
 for _name, (_function, _examples) in _COMMANDS.items():
-    app.command(_name, epilog=_epilog(_examples))(with_quiet(expand_bundles(_function)))
+    program.command(_name, epilog=_epilog(_examples))(with_quiet(expand_bundles(_function)))
 
 
 def _print_version(wanted: bool) -> None:
@@ -75,7 +75,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog=_epilog([examples[0] for _, examples in _COMMANDS.values()]))
+@program.callback(epilog=_epilog([examples[0] for _, examples in _COMMANDS.values()]))
 def _options(
     version: Annotated[
         bool,
@@ -100,4 +100,4 @@ def main() -> None:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # not under nohup
             signal.signal(number, signal.default_int_handler)
-    app()
+    program()
