@@ -12,9 +12,9 @@ from pathlib import Path
 
 from rows import RESULTS, ROOT
 
-from ertacache.bench.results import BenchRow, Interval, largest_speedup, read_results
+from ertacache.bench.results import BenchRow, Interval, read_results
 from ertacache.models import MODELS
-from ertacache.report.tables import best_first
+from ertacache.report.tables import best_first, reaches
 
 OURS = "trajectory"
 TOLERANCE = 0.05  # relative difference in FLOPs within which a baseline is compared with ours
@@ -79,35 +79,15 @@ def summary_table(rows: Sequence[BenchRow]) -> str:
 
 def same_table(rows: Sequence[BenchRow]) -> str:
     """The largest speed-up that looks the same, of every method on every model."""
-    found: dict[str, dict[str, list[BenchRow]]] = {}
-    for row in rows:
-        if row.method != "full" and row.psnr_tenth is not None:
-            found.setdefault(row.method, {}).setdefault(row.model, []).append(row)
+    found = reaches(rows)
     models = sorted({model for of in found.values() for model in of}, key=lambda m: _place(m, 0))
     if not models:
         return "Not measured yet."
-    best = {
-        method: {model: largest_speedup(own) for model, own in of.items()}
-        for method, of in found.items()
-    }
-    total = {method: sum((s or (1.0,))[0] for s in of.values()) for method, of in best.items()}
     lines = [f"| method | {' | '.join(models)} |", "|---|" + "--:|" * len(models)]
-    for method in sorted(best, key=lambda name: -total[name]):
+    for method, of in found.items():
         name = f"**{method}**" if method == OURS else method
-        cells = [_speedup_cell(found[method].get(m), best[method].get(m)) for m in models]
-        lines.append(f"| {' | '.join([name, *cells])} |")
+        lines.append(f"| {' | '.join([name, *(str(of.get(m, '-')) for m in models)])} |")
     return "\n".join(lines)
-
-
-def _speedup_cell(rows: Sequence[BenchRow] | None, best: tuple[float, bool] | None) -> str:
-    """A speed-up; a bound where all budgets or none look the same."""
-    if not rows:
-        return "-"
-    if best is None:
-        least = min(1 / row.flops_ratio for row in rows if row.flops_ratio)
-        return f"< {least:.1f}x"
-    speedup, all_of_them = best
-    return f"{speedup:.1f}x and more" if all_of_them else f"{speedup:.1f}x"
 
 
 def _place(model: str, budget: float) -> tuple[int, str, float]:
@@ -151,7 +131,7 @@ def model_section(rows: Sequence[BenchRow]) -> str:
     parts += [sentence for b in budgets if (sentence := verdict(by_budget[b]))]
     image = ROOT / "docs" / "images" / f"pareto-{rows[0].model}.png"
     if image.exists():
-        title = f"PSNR against the share of the FLOPs, {rows[0].model}"
+        title = f"PSNR of every method against its speed-up, {rows[0].model}"
         parts.append(f"![{title}](images/{image.name})")
     for budget in budgets:
         parts += [f"#### {rows[0].model} at {budget:g}x", main_table(by_budget[budget])]

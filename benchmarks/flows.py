@@ -30,7 +30,8 @@ from ertacache.core.sampler import run, run_reference
 from ertacache.core.search import spread_schedule
 from ertacache.core.simulate import Fit
 from ertacache.core.steppers import RefitStepper, make_stepper
-from ertacache.formats.files import draft, write_whole
+from ertacache.figures import FAINT, MUTED, SERIES, new_figure, styled, to_png
+from ertacache.formats.files import write_whole
 
 ROOT = Path(__file__).parent.parent
 CASES = [(radius, width, steps) for radius, width in ((2.0, 0.3), (4.0, 0.1)) for steps in (30, 50)]
@@ -144,33 +145,28 @@ def measure(case: Case, budget: int) -> list[dict[str, object]]:
     ]
 
 
+@styled()
 def draw(case: Case, budget: int, path: Path) -> None:
     """The paper's figure 2b: where points go with each method, over where they should go."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     points = case.heldout[:40]
     few = Case(case.flow, case.sigmas, case.calibration, points)
     full = run_reference(case.flow.velocity, points, sigmas=case.sigmas)
     paths = torch.stack(full.latents)
-    figure, axes = plt.subplots(2, 3, figsize=(12, 8.4), layout="constrained")
+    figure = new_figure(8.4, 6.2)
+    axes = figure.subplots(2, 3)
     for axis, (name, result) in zip(
         axes.flat, [(n, r) for n, r in run_methods(few, budget).items() if n in PANELS], strict=True
     ):
-        axis.plot(paths[..., 0], paths[..., 1], color="0.75", lw=2.5, solid_capstyle="round")
+        axis.plot(paths[..., 0], paths[..., 1], color=FAINT, lw=2.2, solid_capstyle="round")
         taken = torch.stack(result.latents)
-        axis.plot(taken[..., 0], taken[..., 1], color="tab:blue", lw=0.8)
-        axis.plot(*paths[-1].T, "o", color="0.55", ms=7, mfc="none", label="full run")
-        axis.plot(*taken[-1].T, ".", color="tab:red", ms=5, label=name)
+        axis.plot(taken[..., 0], taken[..., 1], color=SERIES[2].color, lw=0.8)
+        axis.plot(*paths[-1].T, "o", color=MUTED, ms=6, mfc="none", label="full run")
+        axis.plot(*taken[-1].T, ".", color=SERIES[1].color, ms=4, label=name)
         error = rmse(taken[-1], paths[-1])
         axis.set_title(f"{name}\n{result.computed} of {full.num_steps} steps, RMSE {error:.4f}")
         axis.set(aspect="equal", xlim=(-3, 3), ylim=(-3, 3))
         axis.set_axis_off()
-    with draft(path) as made:
-        figure.savefig(made, dpi=110)
-    plt.close(figure)
+    write_whole(path, to_png(figure))
 
 
 def main(arguments: list[str] | None = None) -> None:

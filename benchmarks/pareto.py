@@ -14,13 +14,11 @@ import json
 from pathlib import Path
 
 from benchtables import bench_files
-from plots import save
-from rows import RESULTS, ROOT
+from plots import IMAGES, save
+from rows import RESULTS
 
 from ertacache.bench.results import read_results
 from ertacache.report.plots import draw_pareto
-
-IMAGES = ROOT / "docs" / "images"
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -21,7 +21,8 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 LAYERS: list[tuple[set[str], set[str]]] = [
     ({"core"}, {"torch"}),
     ({"formats"}, {"torch", "safetensors", "filelock"}),
-    ({"hub"}, {"huggingface_hub", "matplotlib"}),
+    ({"figures"}, {"matplotlib"}),
+    ({"hub"}, {"huggingface_hub"}),
     ({"metrics"}, {"torch", "PIL", "imageio", "transformers"}),
     ({"models", "integration"}, {"torch", "safetensors", "diffusers", "transformers"}),
     ({"distributed"}, {"torch", "accelerate"}),

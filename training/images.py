@@ -12,6 +12,8 @@ import torch.nn.functional as F  # noqa: N812  (the usual name)
 from PIL import Image
 from torch import Tensor
 
+from ertacache.figures import SERIES, new_figure, styled, to_png
+
 __all__ = ["save_curve", "save_film", "save_grid", "save_sheet"]
 
 
@@ -38,24 +40,23 @@ def _strip(pixels: Tensor, frames: int = 5) -> Tensor:
     return F.pad(chosen, (0, 1), value=1.0).transpose(1, 2).flatten(2)
 
 
+@styled()
 def save_sheet(images: Tensor, captions: Sequence[str], path: Path, *, columns: int) -> None:
     """Save a batch with the caption of each image, or strip of frames, below it."""
-    from matplotlib import pyplot
-
     images = torch.stack([_strip(image) for image in images])
     rows = -(-len(images) // columns)
     wide = images.shape[-1] / images.shape[-2]
     cell = (1.55, 2.1) if wide < 2 else (0.7 * wide, 1.0)  # inches; strips are low
     letters, below = (22, -0.07) if wide < 2 else (60, -0.2)
-    figure, axes = pyplot.subplots(rows, columns, figsize=(cell[0] * columns, cell[1] * rows))
+    figure = new_figure(cell[0] * columns, cell[1] * rows, layout="none")
+    axes = figure.subplots(rows, columns)
     for axis in axes.flat:
         axis.set_axis_off()
     for axis, image, text in zip(axes.flat, images, captions, strict=False):
         axis.imshow(_to_pil(image), interpolation="nearest")
         axis.set_title(textwrap.fill(text, letters), fontsize=7, y=below, va="top")
     figure.subplots_adjust(0.005, 0.05, 0.995, 0.995, wspace=0.08, hspace=0.42)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    path.write_bytes(to_png(figure, dpi=110))
 
 
 def save_film(videos: Tensor, path: Path, *, columns: int, scale: int = 2) -> None:
@@ -69,15 +70,14 @@ def save_film(videos: Tensor, path: Path, *, columns: int, scale: int = 2) -> No
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=80, loop=0, quality=80)
 
 
+@styled()
 def save_curve(log: Path, path: Path, *, title: str) -> None:
     """Draw the loss of a training log over its steps."""
-    from matplotlib import pyplot
-
     rows = [json.loads(line) for line in log.read_text().splitlines()]
-    figure, axis = pyplot.subplots(figsize=(6, 3))
-    axis.semilogy([row["step"] for row in rows], [row["loss"] for row in rows])
+    figure = new_figure(6, 3)
+    axis = figure.subplots()
+    line = SERIES[0].options(marker="", linewidth=1.2)
+    axis.semilogy([row["step"] for row in rows], [row["loss"] for row in rows], **line)
     axis.set(xlabel="step", ylabel="loss", title=title)
-    axis.grid(alpha=0.3, which="both")
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    pyplot.close(figure)
+    axis.grid(which="both")
+    path.write_bytes(to_png(figure, dpi=100))

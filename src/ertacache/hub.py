@@ -13,11 +13,11 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from io import BytesIO
 from math import inf, log10
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
+from ertacache import figures
 from ertacache.formats.container import MAX_FILE_BYTES
 from ertacache.formats.fitted import OWN_ROW, FittedPlan
 from ertacache.formats.policy import Policy, PolicyError
@@ -32,8 +32,7 @@ PREFIX = "hub:"
 
 POLICY, CARD, PLOT = "policy.safetensors", "README.md", "frontier.png"
 LIBRARY = "library_name: ertacache"
-MAX_SPEEDUP = 8.0  # of the plot
-_MARKS = {OWN_ROW: "o", "fewer steps": "s", "plain reuse": "^"}  # rows of the plot
+_MEASURED = (OWN_ROW, "fewer steps", "plain reuse")  # rows of the plot
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _NOT_A_NAME = "give a repository as user/repo, of letters, digits, dots, dashes and underscores"
 _CAPTION = f"""![PSNR to the full run against the speed-up]({PLOT})
@@ -357,36 +356,19 @@ def _plain(text: str) -> str:
 
 def draw_frontier(policy: Policy) -> bytes | None:
     """The plot of the card as PNG: PSNR against speed-up; None if the policy knows neither."""
-    from matplotlib.figure import Figure
-
     predicted = _predictions(policy)
     measured = {
         method: [
             (plan.num_steps / row.computed_steps, row.psnr)
             for plan in policy.plans
             for row in plan.validation
-            if row.method == method and row.psnr != inf
+            if row.method == method
         ]
-        for method in _MARKS
+        for method in _MEASURED
     }
     if not predicted and not any(measured.values()):
         return None
-    figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
-    axis: Any = figure.subplots()
-    if predicted:
-        axis.plot(*zip(*predicted, strict=True), color="C0", label="policy, predicted", zorder=1)
-    for place, (method, mark) in enumerate(_MARKS.items()):
-        if measured[method]:
-            style = {"marker": mark, "edgecolors": f"C{place}", "label": f"{method}, measured"}
-            style["facecolors"] = "C0" if method == OWN_ROW else "none"
-            axis.scatter(*zip(*measured[method], strict=True), s=50, **style, zorder=2)
-    axis.set_xlabel("times fewer network evaluations")
-    axis.set_ylabel("PSNR to the full run [dB]")
-    axis.grid(alpha=0.3)
-    axis.legend()
-    data = BytesIO()
-    figure.savefig(data, format="png", metadata={"Software": None})
-    return data.getvalue()
+    return figures.to_png(figures.draw_frontier(predicted, measured))
 
 
 def _predictions(policy: Policy) -> list[tuple[float, float]]:
@@ -396,6 +378,6 @@ def _predictions(policy: Policy) -> list[tuple[float, float]]:
     found = []
     for known in policy.frontier:
         speedup = policy.profile.num_steps / len(known.compute_steps)
-        if 1 < speedup <= MAX_SPEEDUP and known.predicted_error > 0:
+        if known.predicted_error > 0:
             found.append((speedup, policy.unit_psnr - 20 * log10(known.predicted_error)))
-    return sorted(found)
+    return found

@@ -11,41 +11,49 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
 
-__all__ = ["IDENTIFIERS", "METHODS", "identifier", "parse_methods"]
+__all__ = ["FAMILIES", "IDENTIFIERS", "METHODS", "identifier", "parse_methods"]
 
-METHODS = (
-    "trajectory",
-    "paper",
-    "paper, no timesteps",
-    "paper, policy only",
-    "our schedule, order 0",
-    "our schedule, order 1",
-    "our schedule, order 2",
-    "fewer steps",
-    "uniform",
-    "extrapolation, order 1",
-    "extrapolation, order 2",
-    "TeaCache",
-    "ertacache-paper (features)",
-    "Delta-DiT",
-    "ProfilingDiT",
-    "T-GATE",
-    "PAB",
-    "FasterCache",
-    "FirstBlockCache",
-    "MagCache",
-    "TaylorSeer",
-    "SeaCache",
-    "DBCache",
-    "DBCache + TaylorSeer",
-    "DBCache + DMD",
-    "DBCache + FoCa",
-    "Spectrum",
-    "Spectrum, on outputs",
-    "MeanCache",
-    "EasyCache",
+OURS, PAPER, STEPS = "ours", "the paper's", "fewer steps"
+OUTPUTS, FEATURES = "reuses outputs of the network", "reuses features inside it"
+
+FAMILIES: Mapping[str, str] = MappingProxyType(
+    {
+        "trajectory": OURS,
+        "paper": PAPER,
+        "paper, no timesteps": PAPER,
+        "paper, policy only": PAPER,
+        "our schedule, order 0": OURS,
+        "our schedule, order 1": OURS,
+        "our schedule, order 2": OURS,
+        "fewer steps": STEPS,
+        "uniform": OUTPUTS,
+        "extrapolation, order 1": OUTPUTS,
+        "extrapolation, order 2": OUTPUTS,
+        "TeaCache": FEATURES,
+        "ertacache-paper (features)": PAPER,
+        "Delta-DiT": FEATURES,
+        "ProfilingDiT": FEATURES,
+        "T-GATE": FEATURES,
+        "PAB": FEATURES,
+        "FasterCache": FEATURES,
+        "FirstBlockCache": FEATURES,
+        "MagCache": FEATURES,
+        "TaylorSeer": FEATURES,
+        "SeaCache": FEATURES,
+        "DBCache": FEATURES,
+        "DBCache + TaylorSeer": FEATURES,
+        "DBCache + DMD": FEATURES,
+        "DBCache + FoCa": FEATURES,
+        "Spectrum": FEATURES,
+        "Spectrum, on outputs": OUTPUTS,
+        "MeanCache": OUTPUTS,
+        "EasyCache": OUTPUTS,
+    }
 )
-"""Every method by its name, in the order of the tables; results files have it, so it stays."""
+"""The family of every method, by what it reuses, in the order of the tables."""
+
+METHODS = tuple(FAMILIES)
+"""Every method by its name; results files have it, so it stays."""
 
 
 def identifier(name: str) -> str:

@@ -1,111 +1,184 @@
 """One self-contained page from results files: tables, plots, images, playing videos.
 
-No script, and no font or image from elsewhere.
+Its only script is ``page.js``, its only style ``page.css``: a policy in the head lets the browser
+run and load nothing else. Without the script the page can be read, but not sorted or compared.
 """
 
 from __future__ import annotations
 
 import base64
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from ertacache.bench.results import FULL, BenchRow, read_results
+from ertacache.bench.results import (
+    FULL,
+    SAME_MEAN,
+    SAME_TENTH,
+    BenchRow,
+    read_results,
+)
 from ertacache.bench.samples import read_samples
-from ertacache.report.plots import pareto
-from ertacache.report.tables import best_first, cost_table, quality_table
+from ertacache.figures import PALETTE
+from ertacache.report.films import compared_pairs, pairs_html, samples_html
+from ertacache.report.hover import pareto
+from ertacache.report.plots import highlights
+from ertacache.report.tables import best_first, quality_table, reasons, same_table
 
 __all__ = ["make_page"]
 
-FRAME_MILLISECONDS = 80
-SHOWN_SIDE = 96  # pixels at which a small image is shown
-
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
-       color: #222; background: #fff }
-table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-size: 13px; display: block;
-        overflow-x: auto }
-th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid #ddd }
-th:first-child, td:first-child { text-align: left; white-space: nowrap }
-small { color: #777 } svg { max-width: 100%; height: auto }
-.samples img { image-rendering: pixelated; display: block }
-.samples td, .samples th { text-align: left }
-pre { white-space: pre-wrap; background: #f6f6f6; padding: .5rem }
-"""
+_FILES = Path(__file__).parent
+_INTRODUCTION = (
+    "Every method ran on the same held-out prompts and seeds, one after another on every batch. "
+    "Quality is the distance to the full run of the same prompt and seed, as a mean with its "
+    "95&nbsp;% interval over prompts. A method has to be better than <em>fewer steps</em> to be "
+    "of use."
+)
 
 
-def make_page(paths: Sequence[Path]) -> str:
-    """The page of one or more results files, as HTML."""
-    sections = [_section(path, *read_results(path)) for path in paths]
+def make_page(
+    sources: Sequence[Path], *, progress: Callable[[int, int], None] | None = None
+) -> str:
+    """The page of results files and of folders of compared results, as HTML.
+
+    Args:
+        sources: files of ``ertacache bench``, with their samples if they are beside them, and
+            folders of ``ertacache generate --compare``.
+        progress: takes the number of finished parts and of all.
+
+    Raises:
+        ValueError: a file is not what it should be, or a folder has no pair.
+    """
+    sections = [
+        (_Folder if path.is_dir() else _Benchmark)(path, f"part-{place}")
+        for place, path in enumerate(sources)
+    ]
+    total, done, body = sum(section.parts for section in sections), 0, []
+    for section in sections:
+        for part in section.html():
+            body.append(part)
+            done += 1
+            if progress is not None:
+                progress(done, total)
+    measured = [section for section in sections if isinstance(section, _Benchmark)]
+    return _document(_summary(measured) + _contents(sections) + "".join(body))
+
+
+def _document(body: str) -> str:
+    script, style = ((_FILES / name).read_text("utf-8") for name in ("page.js", "page.css"))
+    style = _variables() + style
+    digest = base64.b64encode(sha256(script.encode()).digest()).decode()
+    policy = (
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digest}'"
+    )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>ertacache: benchmark</title><style>{STYLE}</style></head><body>"
-        "<h1>Benchmark</h1>"
-        "<p>Every method ran on the same held-out prompts and seeds, one after another on every "
-        "batch. Quality is the distance to the full run of the same prompt and seed, as a mean "
-        "with its 95&nbsp;% interval over prompts. A method has to be better than "
-        "<em>fewer steps</em> to be of use.</p>"
-        f"{''.join(sections)}</body></html>\n"
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>ertacache: report</title><style>{style}</style></head>"
+        f"<body><main>{body}</main><script>{script}</script></body></html>\n"
     )
 
 
-def _section(path: Path, settings: Mapping[str, Any], rows: Sequence[BenchRow]) -> str:
-    model = escape(str(settings.get("model", path.stem)))
-    parts = [f"<h2>{model}</h2>", pareto(rows)]
-    for budget in sorted({row.budget for row in rows if row.method != FULL}):
-        chosen = [row for row in rows if row.budget == budget]
-        parts += [f"<h3>Target speed-up {budget:g}x</h3>", quality_table(chosen)]
-        samples = path.with_suffix(".samples.safetensors")
-        if samples.exists():
-            shown = [(FULL, 1.0), *((row.method, budget) for row in best_first(chosen))]
-            parts.append(_samples(*read_samples(samples), shown))
-    parts += ["<h3>Memory and latency</h3>", cost_table(rows), _settings(settings)]
-    return "".join(parts)
+def _variables() -> str:
+    """The palette as CSS variables; paper is white."""
+    light, dark = (
+        "".join(f"--{name}:{colors[place]};" for name, colors in PALETTE.items())
+        for place in (0, 1)
+    )
+    return f":root{{{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
+
+
+def _summary(measured: Sequence[_Benchmark]) -> str:
+    """The head of the page, and what counts most: how fast a method can be."""
+    if not measured:
+        return "<h1>Compared with the full run</h1>"
+    found = same_table([row for section in measured for row in section.rows])
+    if found:
+        found = (
+            "<h2>Largest speed-up that looks the same</h2><p>Counted in the network&#x27;s FLOPs. "
+            f"Looks the same: a mean PSNR of {SAME_MEAN:g}&nbsp;dB or more, and {SAME_TENTH:g}"
+            "&nbsp;dB or more for nine of ten prompts (p10). Interpolated between budgets.</p>"
+            f"{found}"
+        )
+    return f"<h1>Benchmark</h1><p>{_INTRODUCTION}</p>{found}"
+
+
+def _contents(sections: Sequence[_Benchmark | _Folder]) -> str:
+    if len(sections) == 1:
+        return ""
+    items = "".join(
+        f'<li><a href="#{each.name}">{escape(each.title)}</a></li>' for each in sections
+    )
+    return f'<nav aria-label="Contents"><ul>{items}</ul></nav>'
+
+
+class _Benchmark:
+    """The section of a results file."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        settings, rows = read_results(path)
+        self.name, self.rows, self._settings = name, rows, settings
+        self.title = str(settings.get("model", path.stem))
+        self._samples = path.with_suffix(".samples.safetensors")
+        self._budgets = sorted({row.budget for row in rows if row.method != FULL})
+        self.parts = 1 + len(self._budgets)
+
+    def html(self) -> Iterator[str]:
+        """The section, budget by budget."""
+        samples = read_samples(self._samples) if self._samples.exists() else None
+        shown = highlights(self.rows)
+        facts = _facts(self.rows)
+        yield (
+            f'<h2 id="{self.name}">{escape(self.title)}</h2><p>{facts}</p>'
+            f"<figure>{pareto(self.rows, name=self.title)}</figure>"
+            f"{reasons(self.rows)}{_settings(self._settings)}"
+        )
+        for budget in self._budgets:
+            chosen = [row for row in self.rows if row.budget == budget]
+            title = f"{self.title} at {budget:g}x"
+            part = f"<h3>{escape(title)}</h3>{quality_table(chosen, name=title)}"
+            if samples is not None:
+                ranked = [row.method for row in best_first(chosen) if row.method in shown]
+                keys = [(FULL, 1.0), *((method, budget) for method in ranked)]
+                place = f"{self.name}-{budget:g}"
+                part += samples_html(f"Samples of {title}", *samples, keys, name=place)
+            yield part
+
+
+class _Folder:
+    """The section of a folder of compared results."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.name, self.title = name, str(path)
+        self._pairs = compared_pairs(path)
+        self.parts = len(self._pairs)
+
+    def html(self) -> Iterator[str]:
+        """The section, pair by pair."""
+        pairs = pairs_html(self._pairs, name=self.name)
+        head = f'<section class="compare"><h2 id="{self.name}">{escape(self.title)}</h2>'
+        for place, pair in enumerate(pairs, start=1):
+            yield (head if place == 1 else "") + pair + ("</section>" * (place == self.parts))
+
+
+def _facts(rows: Sequence[BenchRow]) -> str:
+    full = next((row for row in rows if row.method == FULL), None)
+    text = f"{rows[0].steps} steps" if rows else "No rows"
+    if full is not None:
+        text += f", {full.prompts} held-out prompts"
+        if full.seconds is not None:
+            text += f"; the full run takes {full.seconds:.2f}&nbsp;s per call (median)"
+        if full.fid is not None:
+            text += f", its FID is {full.fid:.2f}"
+    return text + "."
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
     lines = [f"{escape(str(name))}: {escape(str(value))}" for name, value in settings.items()]
     text = "\n".join(lines)
     return f"<details><summary>Settings</summary><pre>{text}</pre></details>"
-
-
-def _samples(
-    prompts: Sequence[str],
-    found: Mapping[tuple[str, float], Tensor],
-    shown: Sequence[tuple[str, float]],
-) -> str:
-    """One row per method, in the order of the table, one column per prompt."""
-    head = "".join(f"<th>{escape(prompt)}</th>" for prompt in prompts)
-    lines = []
-    for key in shown:
-        if key in found:
-            cells = "".join(f"<td>{_image(one, key[0])}</td>" for one in found[key])
-            lines.append(f"<tr><td>{escape(key[0])}</td>{cells}</tr>")
-    table = f'<table class="samples"><tr><th></th>{head}</tr>{"".join(lines)}</table>'
-    return f"<details><summary>Samples</summary>{table}</details>"
-
-
-def _image(levels: Tensor, name: str) -> str:
-    """An image, or a playing video, inside the page."""
-    from PIL import Image
-
-    frames = levels[None] if levels.ndim == 3 else levels
-    images = [Image.fromarray(frame.permute(1, 2, 0).numpy()) for frame in frames]
-    data = io.BytesIO()
-    images[0].save(
-        data,
-        format="WEBP",
-        lossless=True,
-        save_all=True,
-        append_images=images[1:],
-        duration=FRAME_MILLISECONDS,
-        loop=0,
-    )
-    source = base64.b64encode(data.getvalue()).decode()
-    side = max(SHOWN_SIDE, images[0].width)
-    return f'<img width="{side}" alt="{escape(name)}" src="data:image/webp;base64,{source}">'

@@ -1,79 +1,185 @@
-"""Plots of benchmark rows."""
+"""The Pareto plot of benchmark rows: PSNR against speed-up, one line per method.
+
+Ours, the strongest baselines and fewer steps are in colour with their intervals, all others in
+grey. Every line has its name at its end, and the marker of its family.
+"""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ertacache.bench.results import FULL, TRAJECTORY, BenchRow, Interval
+from ertacache.bench.methods import FAMILIES
+from ertacache.bench.results import FULL, SAME_MEAN, SAME_TENTH, TRAJECTORY, BenchRow
+from ertacache.figures import (
+    BACKGROUND,
+    MUTED,
+    REFERENCE,
+    SERIES,
+    Label,
+    Series,
+    label_lines,
+    new_figure,
+    styled,
+)
 
-__all__ = ["draw_pareto", "pareto"]
+__all__ = ["FEWER", "Line", "draw_pareto", "highlights", "lines_of", "speedup_of"]
 
-_MARKS = "osD^v<>Phd*pX"
-
-
-def pareto(rows: Sequence[BenchRow]) -> str:
-    """The plot of `draw_pareto` as an SVG element."""
-    import matplotlib as mpl
-
-    text = io.StringIO()
-    # Without a date and with fixed ids the same rows give the same page.
-    with mpl.rc_context({"svg.hashsalt": "ertacache", "svg.fonttype": "none"}):
-        figure = draw_pareto(rows)
-        figure.savefig(text, format="svg", metadata={"Date": None}, bbox_inches="tight")
-    whole = text.getvalue()
-    return whole[whole.index("<svg") :]
+FEWER = "fewer steps"
+TOLERANCE = 1.05  # a method reaches a budget with so much more than its FLOPs
+MARKERS = dict(zip(dict.fromkeys(FAMILIES.values()), "o^XsD", strict=True))
+OTHER = "P"  # of a method that is in no family
+TICKS = (1, 1.5, 2, 3, 4, 5, 6, 8, 10)
+NEAR_THE_LABELS = 0.55  # share of the width after which a line may be named at the right
 
 
-def draw_pareto(rows: Sequence[BenchRow]) -> Any:
-    """PSNR to the full run against the share of the network's FLOPs, one line per method.
+@dataclass(frozen=True)
+class Line:
+    """One method in the plot.
 
-    Returns:
-        A matplotlib figure; the legend has the method with the best mean first.
+    Attributes:
+        method: its name.
+        rows: those with numbers, by speed-up.
+        series: how it is drawn.
+        highlighted: whether it stands out.
     """
-    from matplotlib.figure import Figure
 
-    points: dict[str, list[tuple[float, Interval]]] = {}
+    method: str
+    rows: tuple[BenchRow, ...]
+    series: Series
+    highlighted: bool
+
+    def points(self) -> list[tuple[float, float]]:
+        """Speed-up and PSNR of every row."""
+        return [(speedup_of(row), row.psnr.value) for row in self.rows if row.psnr is not None]
+
+
+def speedup_of(row: BenchRow) -> float:
+    """FLOPs of the full run over those of the method."""
+    return 1 / (row.flops_ratio or 1.0)
+
+
+def highlights(rows: Sequence[BenchRow]) -> list[str]:
+    """The methods that stand out: ours, the three strongest baselines, fewer steps.
+
+    A baseline is stronger the larger its PSNR is, summed over the budgets that it reaches.
+    """
+    ran = [row for row in rows if row.psnr is not None and row.method != FULL]
+    total: dict[str, float] = {}
+    for row in ran:
+        baseline = row.method != FEWER and FAMILIES.get(row.method) != FAMILIES[TRAJECTORY]
+        if baseline and row.psnr and speedup_of(row) * TOLERANCE >= row.budget:
+            total[row.method] = total.get(row.method, 0.0) + row.psnr.value
+    strongest = sorted(total, key=lambda name: -total[name])[: len(SERIES) - 1]
+    there = {row.method for row in ran}
+    return [name for name in (TRAJECTORY, *strongest, FEWER) if name in there]
+
+
+def lines_of(rows: Sequence[BenchRow]) -> list[Line]:
+    """What the plot shows, in the order of the rows; methods that did not run have no line."""
+    ran: dict[str, list[BenchRow]] = {}
     for row in rows:
         if row.psnr is not None and row.method != FULL:
-            points.setdefault(row.method, []).append((row.flops_ratio or 0.0, row.psnr))
-    figure = Figure(figsize=(8, 5))
-    axis = figure.subplots()
-    for place, method in enumerate(points):
-        _draw(axis, method, sorted(points[method], key=lambda point: point[0]), place)
-    shares = [share for line in points.values() for share, _ in line] or [0.0, 1.0]
-    axis.set_xlim(max(0.0, min(shares) - 0.05), max(shares) + 0.05)
-    axis.set_xlabel("FLOPs of the network, share of the full run")
-    axis.set_ylabel("PSNR to the full run [dB]")
-    axis.grid(alpha=0.3)
-    if points:
-        lines, names = axis.get_legend_handles_labels()
-        heights = [max(psnr.value for _, psnr in points[name]) for name in names]
-        order = sorted(range(len(names)), key=lambda k: -heights[k])
-        axis.legend(
-            [lines[k] for k in order],
-            [names[k] for k in order],
-            fontsize=8,
-            loc="center left",
-            bbox_to_anchor=(1.01, 0.5),
+            ran.setdefault(row.method, []).append(row)
+    chosen = highlights(rows)
+    colours = iter(SERIES if TRAJECTORY in chosen else SERIES[1:])
+    series = {name: REFERENCE if name == FEWER else next(colours) for name in chosen}
+    return [
+        Line(
+            method,
+            tuple(sorted(found, key=speedup_of)),
+            replace(
+                series.get(method, BACKGROUND), marker=MARKERS.get(FAMILIES.get(method, ""), OTHER)
+            ),
+            method in chosen,
         )
+        for method, found in ran.items()
+    ]
+
+
+@styled()
+def draw_pareto(rows: Sequence[BenchRow]) -> Any:
+    """PSNR to the full run against speed-up, counted in the network's FLOPs.
+
+    Returns:
+        A matplotlib figure. The artists of line ``k`` of `lines_of` have the group identifier
+        ``line-k``, its name ``label-k``.
+    """
+    lines = lines_of(rows)
+    figure = new_figure(8.2, 5.2, layout="none")  # names at the right need a fixed size of the axis
+    axis = figure.subplots()
+    figure.subplots_adjust(left=0.075, right=0.745, top=0.975, bottom=0.14)
+    for place, line in enumerate(lines):
+        _draw(axis, line, place)
+    _set_axes(axis, lines)
+    _name(axis, lines)
+    _explain(axis, lines)
     return figure
 
 
-def _draw(axis: Any, method: str, points: Sequence[tuple[float, Interval]], place: int) -> None:
-    below = [psnr.value - psnr.low for _, psnr in points]
-    above = [psnr.high - psnr.value for _, psnr in points]
-    ours = method == TRAJECTORY
-    axis.errorbar(
-        [share for share, _ in points],
-        [psnr.value for _, psnr in points],
-        yerr=[below, above],
-        label=method,
-        marker=_MARKS[place % len(_MARKS)],
-        color="black" if ours else f"C{place % 10}",
-        linewidth=2.5 if ours else 1.0,
-        linestyle="-" if place < 10 else "--",
-        markersize=5,
-        capsize=2,
-    )
+def _draw(axis: Any, line: Line, place: int) -> None:
+    x, y = zip(*line.points(), strict=True)
+    small = {} if line.highlighted else {"markersize": 3.5}
+    options = line.series.options(gid=f"line-{place}", **small)
+    axis.plot(x, y, zorder=3 if line.highlighted else 2, **options)
+    if line.highlighted:
+        ends = [row.psnr for row in line.rows if row.psnr is not None]
+        low, high = [end.low for end in ends], [end.high for end in ends]
+        axis.vlines(x, low, high, color=line.series.color, linewidth=1, gid=f"bars-{place}")
+
+
+def _set_axes(axis: Any, lines: Sequence[Line]) -> None:
+    x = [point[0] for line in lines for point in line.points()] or [1.0, 2.0]
+    y = [point[1] for line in lines for point in line.points()] or [30.0, 60.0]
+    margin = 0.04 * (max(y) - min(y)) + 0.5
+    axis.set_xscale("log")
+    axis.set_xlim(min(x) / 1.06, max(x) * 1.06)
+    axis.set_ylim(min(y) - margin, max(y) + margin)
+    ticks = [tick for tick in TICKS if min(x) / 1.06 <= tick <= max(x) * 1.06]
+    axis.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
+    axis.minorticks_off()
+    axis.set_xlabel("speed-up: FLOPs of the full run over those of the method")
+    axis.set_ylabel("PSNR to the full run [dB]")
+    if min(y) < SAME_MEAN < max(y):
+        axis.axhline(SAME_MEAN, color=MUTED, linewidth=0.8, linestyle=":", zorder=1)
+        note = f"looks the same: {SAME_MEAN:g} dB on average, {SAME_TENTH:g} dB for 9 of 10"
+        _write(axis, note, (axis.get_xlim()[0], SAME_MEAN), (2, 3))
+
+
+def _name(axis: Any, lines: Sequence[Line]) -> None:
+    """Name every line: at the right, or beside its end if that is far from there."""
+    right: list[tuple[int, Label]] = []
+    for place, line in enumerate(lines):
+        x, y = line.points()[-1]
+        share = axis.transAxes.inverted().transform(axis.transData.transform((x, y)))[0]
+        if share >= NEAR_THE_LABELS:
+            right.append((place, Label(line.method, x, y, line.series, line.highlighted)))
+            continue
+        _write(axis, line.method, (x, y), (5, -2)).set_gid(f"label-{place}")
+    for (place, _), name in zip(
+        right, label_lines(axis, [label for _, label in right]), strict=True
+    ):
+        name.set_gid(f"label-{place}")
+        name.arrow_patch.set_gid(f"leader-{place}")
+
+
+def _write(axis: Any, text: str, point: tuple[float, float], offset: tuple[float, float]) -> Any:
+    """A note beside a point."""
+    place = {"xytext": offset, "textcoords": "offset points"}
+    return axis.annotate(text, point, **place, fontsize=7, color=MUTED)
+
+
+def _explain(axis: Any, lines: Sequence[Line]) -> None:
+    """The marker of every family that is there."""
+    from matplotlib.lines import Line2D
+
+    there = {FAMILIES.get(line.method) for line in lines}
+    handles = [
+        Line2D([], [], linestyle="", marker=marker, color=MUTED, markersize=5, label=family)
+        for family, marker in MARKERS.items()
+        if family in there
+    ]
+    if handles:
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.1), "ncols": len(handles)}
+        axis.legend(handles=handles, **place, columnspacing=1.2, handletextpad=0.1, fontsize=7.5)
