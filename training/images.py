@@ -48,7 +48,7 @@ def save_sheet(images: Tensor, captions: Sequence[str], path: Path, *, columns: 
     wide = images.shape[-1] / images.shape[-2]
     cell = (1.55, 2.1) if wide < 2 else (0.7 * wide, 1.0)  # inches; strips are low
     letters, below = (22, -0.07) if wide < 2 else (60, -0.2)
-    figure = new_figure(cell[0] * columns, cell[1] * rows, layout="none")
+    figure = new_figure(cell[0] * columns, cell[1] * rows, constrained=False)
     axes = figure.subplots(rows, columns)
     for axis in axes.flat:
         axis.set_axis_off()

@@ -16,9 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 __all__ = [
-    "BACKGROUND",
     "PALETTE",
-    "REFERENCE",
     "SERIES",
     "Label",
     "Series",
@@ -29,6 +27,7 @@ __all__ = [
     "styled",
     "to_png",
     "to_svg",
+    "with_variables",
 ]
 
 PALETTE: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -39,7 +38,7 @@ PALETTE: Mapping[str, tuple[str, str]] = MappingProxyType(
         "grid": ("#e3e5e8", "#2b3038"),
         "paper": ("#ffffff", "#15181d"),
         "series-0": ("#0b2a6f", "#f4f7ff"),
-        "series-1": ("#a3261a", "#e0665c"),
+        "series-1": ("#a3261a", "#d9534a"),
         "series-2": ("#1f78b4", "#4aa3df"),
         "series-3": ("#d07a00", "#f0b429"),
     }
@@ -92,7 +91,7 @@ BACKGROUND = Series(FAINT, "-", "o", 0.9)
 
 MAX_SPEEDUP = 8.0  # of a frontier
 
-_SETTINGS = {
+_SETTINGS: Any = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.labelsize": 9,
@@ -128,11 +127,11 @@ def styled() -> Iterator[None]:
         yield
 
 
-def new_figure(width: float, height: float, *, layout: str = "constrained") -> Any:
-    """An empty matplotlib figure of so many inches."""
+def new_figure(width: float, height: float, *, constrained: bool = True) -> Any:
+    """An empty matplotlib figure of so many inches; ``constrained`` fits axes into it."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout=layout)
+    return Figure(figsize=(width, height), layout="constrained" if constrained else None)
 
 
 def to_png(figure: Any, *, dpi: int = 150) -> bytes:
@@ -144,23 +143,26 @@ def to_png(figure: Any, *, dpi: int = 150) -> bytes:
 
 
 def to_svg(figure: Any, *, name: str) -> str:
-    """A figure as an SVG element, the same for the same numbers.
-
-    Its colours are CSS variables, named as in `PALETTE`.
-
-    Args:
-        figure: from matplotlib.
-        name: another one for every figure of a page.
-    """
+    """A figure as an SVG element, the same for the same numbers; ``name`` is one of a page."""
     import matplotlib as mpl
 
     text = io.StringIO()
     with styled(), mpl.rc_context({"svg.hashsalt": name}):
         figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
     whole = text.getvalue()
-    for variable, (color, _) in PALETTE.items():
-        whole = whole.replace(color, f"var(--{variable})")
     return whole[whole.index("<svg") :]
+
+
+def with_variables(svg: str) -> str:
+    """The same with CSS variables as its colours, named as in `PALETTE`.
+
+    Example:
+        >>> with_variables('<path style="fill: #1b1d20"/>')
+        '<path style="fill: var(--ink)"/>'
+    """
+    for variable, (color, _) in PALETTE.items():
+        svg = svg.replace(color, f"var(--{variable})")
+    return svg
 
 
 def spread(wanted: Sequence[float], *, gap: float, low: float, high: float) -> list[float]:

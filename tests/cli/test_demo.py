@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +15,20 @@ from tests.cli.conftest import Refused, Run
 
 
 def test_the_demo_in_small(run: Run, tmp_path: Path) -> None:
-    result = run("demo", "--prompts", 2, "--heldout", 2, "--steps", 6, "-o", tmp_path / "out")
+    values = tmp_path / "values.json"
+    small = ["--prompts", 2, "--heldout", 2, "--steps", 6]
+    result = run("demo", *small, "-o", tmp_path / "out", "--json", values)
     assert result.exit_code == 0
     lines = [line.split() for line in result.stdout.splitlines()]
     computed = {tuple(words[:2]): words[2] for words in lines if len(words) > 4}
     assert computed[("ertacache", "2x")] == "3"
     assert computed[("ertacache", "3x")] == "2"
     assert computed[("fewer", "steps")] in ("3", "2")
-    image = Image.open(tmp_path / "out" / "comparison.png")
+    found = json.loads(values.read_text())
+    steps = {row["name"]: row["computed_steps"] for row in found["results"]}
+    assert (steps["ertacache 2x"], steps["ertacache 3x"]) == (3, 2)
+    assert Path(found["policy"]).is_file()
+    image = Image.open(found["images"])
     assert image.height > 5 * 128  # full, 2x, difference, 3x, difference
     policy = Policy.load(tmp_path / "out" / "emoji-flux.safetensors")
     assert [len(plan.compute_steps) for plan in policy.plans] == [3, 2]
@@ -41,7 +48,7 @@ def test_the_demo_runs_twice_and_loses_nothing(
     policy, path = Policy.load(calibrated_file), tmp_path / "emoji-flux.safetensors"
     monkeypatch.setattr(demo, "_calibrate", lambda *_: (policy, {"2x": policy.default}))
     monkeypatch.setattr(demo, "_measure", lambda *_: ([], []))
-    for name in ("_print_results", "_draw"):
+    for name in ("_results", "_print_results", "_draw"):
         monkeypatch.setattr(demo, name, lambda *_: None)
     assert run("demo", "-o", tmp_path).exit_code == 0
     assert run("demo", "-o", tmp_path).exit_code == 0

@@ -92,13 +92,43 @@ def test_json_of_calibrate_and_refit(tmp_path: Path, run: Run) -> None:
 
 
 @pytest.mark.usefixtures("no_model")
-@pytest.mark.parametrize("name", ["generate", "calibrate", "check", "refit", "inspect"])
+def test_json_of_solve_and_merge(profile_file: Path, tmp_path: Path, run: Run) -> None:
+    path = tmp_path / "new.safetensors"
+    found = json.loads(run("solve", profile_file, "--speedup", 2, "-o", path, "--json", "-").stdout)
+    (plan,) = found["plans"]
+    assert (found["policy"], len(plan["compute_steps"])) == (str(path), T // 2)
+    assert (plan["validation"], plan["recommended"]) == ([], None)
+    done = run("merge", profile_file, "-o", tmp_path / "whole.safetensors", "--json", "-")
+    found = json.loads(done.stdout)
+    assert found["policy"] == str(tmp_path / "whole.safetensors")
+    assert found["profile"] == {"runs": 3, "num_steps": T}
+    assert "a profile of 3 runs" in done.stderr  # lines for people
+
+
+def test_json_of_profile(tmp_path: Path, run: Run) -> None:
+    path = tmp_path / "profile.safetensors"
+    command = ["profile", "emoji-flux", "--limit", 1, "--steps", STEPS, *SIZE, "-o", path]
+    found = json.loads(run(*command, "--json", "-").stdout)
+    assert found == {"policy": str(path), "profile": {"runs": 1, "num_steps": STEPS}}
+
+
+ALL = "calibrate check demo generate inspect merge profile refit report solve"
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize("name", ALL.split())
 def test_a_bad_file_is_refused_before_any_work(
     name: str, policy_file: Path, tmp_path: Path, refused: Refused
 ) -> None:
+    new = tmp_path / "new.safetensors"
     arguments = {
+        "demo": ["-o", tmp_path / "demo"],
+        "merge": [policy_file, "-o", new],
+        "profile": ["emoji-flux", "-o", new],
+        "report": [tmp_path / "bench.json", "-o", tmp_path / "page.html"],
+        "solve": [policy_file, "--speedup", 2, "-o", new],
         "generate": ["emoji-flux", "a cat", "-o", tmp_path / "a.png"],
-        "calibrate": ["emoji-flux", "-o", tmp_path / "new.safetensors"],
+        "calibrate": ["emoji-flux", "-o", new],
         "check": ["emoji-flux", policy_file],
         "refit": [policy_file],
         "inspect": [policy_file],

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ertacache import figures
 from ertacache.app.engine import Outcome, Prediction
 from ertacache.formats.policy import Policy
 from ertacache.integration.solve import PlanSolver
@@ -160,22 +159,29 @@ def frontier_table(policy: Policy) -> list[list[str]]:
 
 
 def draw_frontier(policy: Policy) -> Any:
-    """PSNR against speed-up, predicted and measured, as a figure.
+    """PSNR against the number of computed steps, predicted and measured, as a figure.
 
     Returns:
         A matplotlib figure; None for a policy without a profile.
     """
     if policy.profile is None:
         return None
-    steps, rows = policy.profile.num_steps, list(PlanSolver(policy).rows())
-    fewer = [steps / len(row.compute_steps) for row in rows]
-    predicted = [(x, row.predicted_psnr) for x, row in zip(fewer, rows, strict=True)]
-    measured = [
-        (x, row.measured_psnr)
-        for x, row in zip(fewer, rows, strict=True)
-        if row.measured_psnr is not None
-    ]
-    return figures.draw_frontier(predicted, {"policy": measured})
+    from matplotlib.figure import Figure
+
+    steps = policy.profile.num_steps
+    rows = [row for row in PlanSolver(policy).rows() if len(row.compute_steps) < steps]
+    figure = Figure(figsize=(7, 4), layout="tight")
+    axis = figure.subplots()
+    counts = [len(row.compute_steps) for row in rows]
+    axis.plot(counts, [row.predicted_psnr for row in rows], color="#0072b2", label="predicted")
+    known = [(len(r.compute_steps), r.measured_psnr) for r in rows if r.measured_psnr is not None]
+    if known:
+        axis.plot(*zip(*known, strict=True), "D", color="#d55e00", label="measured, held-out")
+    axis.set_xlabel(f"computed steps of {steps}")
+    axis.set_ylabel("PSNR to the full run [dB]")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    return figure
 
 
 def notes_html(notes: Sequence[str]) -> str:

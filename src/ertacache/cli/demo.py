@@ -14,7 +14,8 @@ import typer
 
 from ertacache.cli.console import Stages, decibels, print_line, print_table
 from ertacache.cli.options import CallOptions, Force, Steps
-from ertacache.cli.writing import open_output, write_image
+from ertacache.cli.output import JsonFile
+from ertacache.cli.writing import check_json, open_output, write_image, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +42,7 @@ def demo(
     heldout: Annotated[int, typer.Option(min=1, max=128, help="Held-out prompts.")] = 16,
     steps: Steps = None,
     force: Force = False,
+    json: JsonFile = None,
 ) -> None:
     """Calibrate a bundled model and compare with its full run.
 
@@ -50,6 +52,7 @@ def demo(
     from ertacache.cli.loading import open_model
     from ertacache.core.plans import steps_for_speedup
 
+    check_json(json)
     pipe, arguments = open_model(MODEL, CallOptions(steps=steps, device="cpu"))
     steps_for_speedup(arguments["num_inference_steps"], max(SPEEDUPS))  # raises for few steps
     print_line(
@@ -61,12 +64,14 @@ def demo(
         policy, plans = _calibrate(pipe, prompts, arguments, stage)
         session = Session(pipe, arguments, batch_size=4, stage=stage)
         variants, images = _measure(session, policy, plans, heldout)
-    _print_results(variants, images)
+    rows = _results(variants, images)
+    _print_results(rows, heldout)
     file.save(replace(policy, plans=tuple(plans.values())))
     print_line(f"The policy: {file.path}")
     path = output / "comparison.png"
     _draw(variants, images, path)
     print_line(f"The images: {path}")
+    write_json(json, {"policy": str(file.path), "images": str(path), "results": rows})
 
 
 def _calibrate(
@@ -112,18 +117,32 @@ def _measure(
     return variants, [torch.cat(batches) for batches in images]
 
 
-def _print_results(variants: list[Variant], images: list[Tensor]) -> None:
+def _results(variants: list[Variant], images: list[Tensor]) -> list[dict[str, Any]]:
+    """What was measured of every variant, for machines; the full run comes first."""
     from ertacache.metrics import ssim
 
-    full, rows = median(variants[0].seconds), []
-    for variant, shown in zip(variants, images, strict=True):
-        seconds = median(variant.seconds)
-        row = [variant.name, str(variant.computed_steps), f"{seconds:.2f}"]
-        row.append(f"{full / seconds:.2f}x")
-        quality = ssim(shown, images[0]).mean().item()
-        close = [decibels(sum(variant.decibels) / len(variant.decibels)), f"{quality:.4f}"]
-        rows.append([*row, *(close if variant is not variants[0] else ["", ""])])
-    title = f"{len(images[0])} held-out prompts, against the full run"
+    full = median(variants[0].seconds)
+    return [
+        {
+            "name": variant.name,
+            "computed_steps": variant.computed_steps,
+            "seconds": (seconds := median(variant.seconds)),
+            "speedup": full / seconds,
+            "psnr": sum(variant.decibels) / len(variant.decibels),
+            "ssim": ssim(shown, images[0]).mean().item(),
+        }
+        for variant, shown in zip(variants, images, strict=True)
+    ]
+
+
+def _print_results(results: list[dict[str, Any]], count: int) -> None:
+    rows = []
+    for place, row in enumerate(results):
+        cells = [row["name"], str(row["computed_steps"]), f"{row['seconds']:.2f}"]
+        cells.append(f"{row['speedup']:.2f}x")
+        close = [decibels(row["psnr"]), f"{row['ssim']:.4f}"]
+        rows.append([*cells, *(close if place else ["", ""])])
+    title = f"{count} held-out prompts, against the full run"
     columns = ["", "computed steps", "seconds a batch", "speed-up", "PSNR", "SSIM"]
     print_table(title, columns, rows)
 

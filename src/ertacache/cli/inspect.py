@@ -15,7 +15,7 @@ import typer
 
 from ertacache.cli.console import decibels, draw_mask, print_fact, print_line, print_table
 from ertacache.cli.output import JsonFile
-from ertacache.cli.policies import describe_plan, describe_profile, print_plan
+from ertacache.cli.policies import describe_plan, describe_profile, print_plan, profile_values
 from ertacache.cli.writing import check_json, finite, write_json
 
 if TYPE_CHECKING:
@@ -91,11 +91,10 @@ def _print_provenance(provenance: Mapping[str, str]) -> None:
 
 def _values(policy: Policy, frontier: Sequence[FrontierRow]) -> dict[str, object]:
     """What is in a policy, for machines."""
-    profile = policy.profile
     return {
         "provenance": dict(policy.provenance),
         "fingerprint": formatter.loads(formatter.dumps(vars(policy.fingerprint), default=dict)),
-        "profile": profile and {"runs": profile.num_runs, "num_steps": profile.num_steps},
+        "profile": profile_values(policy),
         "plans": [describe_plan(plan) for plan in policy.plans],
         "frontier": [
             {

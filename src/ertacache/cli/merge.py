@@ -9,8 +9,9 @@ import typer
 
 from ertacache.cli.console import print_line
 from ertacache.cli.options import Force
-from ertacache.cli.policies import describe_profile
-from ertacache.cli.writing import open_output
+from ertacache.cli.output import JsonFile
+from ertacache.cli.policies import describe_profile, profile_values
+from ertacache.cli.writing import check_json, open_output, write_json
 
 __all__ = ["EXAMPLES", "merge"]
 
@@ -26,6 +27,7 @@ def merge(
         Path, typer.Option("--output", "-o", metavar="FILE", help="The profile of all runs.")
     ],
     force: Force = False,
+    json: JsonFile = None,
 ) -> None:
     """Merge profiles of one pipeline.
 
@@ -34,8 +36,10 @@ def merge(
     """
     from ertacache.formats.policy import Policy
 
+    check_json(json)
     written = open_output(context, output, force=force)
     first, *others = [Policy.load(path) for path in profiles]
     merged = first.merge(*others)
     written.save(merged)
     print_line(f"{output}: {describe_profile(merged)}")
+    write_json(json, {"policy": str(output), "profile": profile_values(merged)})

@@ -28,6 +28,7 @@ __all__ = [
     "describe_profile",
     "print_plan",
     "print_verdicts",
+    "profile_values",
     "save_policy",
 ]
 
@@ -54,6 +55,12 @@ def describe_profile(policy: Policy) -> str:
         return "no profile"
     runs = f"{profile.num_runs} run{'' if profile.num_runs == 1 else 's'}"
     return f"a profile of {runs} of {profile.num_steps} steps"
+
+
+def profile_values(policy: Policy) -> dict[str, int] | None:
+    """What the profile of a policy holds, for machines."""
+    profile = policy.profile
+    return profile and {"runs": profile.num_runs, "num_steps": profile.num_steps}
 
 
 def describe_plan(plan: FittedPlan) -> dict[str, object]:

@@ -18,8 +18,9 @@ from ertacache.cli.loading import (
     readable_failures,
 )
 from ertacache.cli.options import CallOptions, Model, PromptOptions
-from ertacache.cli.policies import describe_profile
-from ertacache.cli.writing import keeping_runs, open_output, parts_folder
+from ertacache.cli.output import JsonFile
+from ertacache.cli.policies import describe_profile, profile_values
+from ertacache.cli.writing import check_json, keeping_runs, open_output, parts_folder, write_json
 
 __all__ = ["EXAMPLES", "profile"]
 
@@ -42,7 +43,9 @@ def profile(
     context: typer.Context,
     model: Model,
     output: ProfileOutput,
+    *,
     prompts: PromptOptions,
+    json: JsonFile = None,
     call: CallOptions,
 ) -> None:
     """Profile a model: one full run per prompt.
@@ -51,6 +54,7 @@ def profile(
     continues from it. Every run is saved as it ends; an interrupted profile continues where it
     stopped.
     """
+    check_json(json)
     texts = choose_prompts(model, prompts.prompts, limit=prompts.limit)
     open_output(context, output)
     processes = processes_of(context)
@@ -69,3 +73,4 @@ def profile(
             **arguments,
         )
     print_line(f"{output}: {describe_profile(made)}")
+    write_json(json, {"policy": str(output), "profile": profile_values(made)})

@@ -11,8 +11,9 @@ import typer
 import ertacache
 from ertacache.cli.console import print_line
 from ertacache.cli.options import Force, PolicyOutput, TargetOptions, given_options
-from ertacache.cli.policies import print_plan, save_policy
-from ertacache.cli.writing import open_output
+from ertacache.cli.output import JsonFile
+from ertacache.cli.policies import describe_plan, print_plan, save_policy
+from ertacache.cli.writing import check_json, open_output, write_json
 
 __all__ = ["EXAMPLES", "solve"]
 
@@ -31,6 +32,7 @@ def solve(
     output: PolicyOutput,
     target: TargetOptions,
     force: Force = False,
+    json: JsonFile = None,
 ) -> None:
     """Add plans to a policy, solved from its profile.
 
@@ -41,15 +43,18 @@ def solve(
 
     if not given_options(target.targets()):
         raise ValueError("give --speedup, --compute-steps, --min-psnr or --threshold")
+    check_json(json)
     written = open_output(context, output, force=force)
     policy = known = Policy.load(profile)
     for one in _one_by_one(target.given()):
         policy = ertacache.solve(policy, **one)
     save_policy(policy, written, context=context)
-    for plan in policy.plans:
-        if plan not in known.plans:
-            print_plan(plan)
+    plans = [plan for plan in policy.plans if plan not in known.plans]
+    for plan in plans:
+        print_plan(plan)
     print_line(f"{output}: the policy")
+    if json is not None:  # the verdicts take a second to import
+        write_json(json, {"policy": str(output), "plans": [describe_plan(p) for p in plans]})
 
 
 def _one_by_one(given: dict[str, Any]) -> Iterator[dict[str, Any]]:

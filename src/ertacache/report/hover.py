@@ -11,20 +11,20 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from ertacache.bench.results import BenchRow
-from ertacache.figures import to_svg
-from ertacache.report.plots import Line, draw_pareto, lines_of, speedup_of
+from ertacache.figures import with_variables
+from ertacache.report.plots import Line, lines_of, pareto, speedup_of
 
-__all__ = ["describe", "pareto"]
+__all__ = ["describe", "interactive_pareto"]
 
 SVG, LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 REACH = 8  # radius around a point where it can be hit, in points
 
 
-def pareto(rows: Sequence[BenchRow], *, name: str) -> str:
-    """The plot of `draw_pareto` as an SVG element; ``name`` is that of the model."""
+def interactive_pareto(rows: Sequence[BenchRow], *, name: str) -> str:
+    """The plot of `pareto` as an SVG element of the page; ``name`` is that of the model."""
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", LINK)
-    svg = ElementTree.fromstring(to_svg(draw_pareto(rows), name=name))
+    svg = ElementTree.fromstring(with_variables(pareto(rows, name=name)))
     for part in svg.findall(f"{{{SVG}}}metadata"):
         svg.remove(part)
     lines = lines_of(rows)

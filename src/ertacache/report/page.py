@@ -23,7 +23,7 @@ from ertacache.bench.results import (
 from ertacache.bench.samples import read_samples
 from ertacache.figures import PALETTE
 from ertacache.report.films import compared_pairs, pairs_html, samples_html
-from ertacache.report.hover import pareto
+from ertacache.report.hover import interactive_pareto
 from ertacache.report.plots import highlights
 from ertacache.report.tables import best_first, quality_table, reasons, same_table
 
@@ -135,7 +135,7 @@ class _Benchmark:
         facts = _facts(self.rows)
         yield (
             f'<h2 id="{self.name}">{escape(self.title)}</h2><p>{facts}</p>'
-            f"<figure>{pareto(self.rows, name=self.title)}</figure>"
+            f"<figure>{interactive_pareto(self.rows, name=self.title)}</figure>"
             f"{reasons(self.rows)}{_settings(self._settings)}"
         )
         for budget in self._budgets:

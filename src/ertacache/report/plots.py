@@ -22,9 +22,10 @@ from ertacache.figures import (
     label_lines,
     new_figure,
     styled,
+    to_svg,
 )
 
-__all__ = ["FEWER", "Line", "draw_pareto", "highlights", "lines_of", "speedup_of"]
+__all__ = ["FEWER", "Line", "draw_pareto", "highlights", "lines_of", "pareto", "speedup_of"]
 
 FEWER = "fewer steps"
 TOLERANCE = 1.05  # a method reaches a budget with so much more than its FLOPs
@@ -107,7 +108,7 @@ def draw_pareto(rows: Sequence[BenchRow]) -> Any:
         ``line-k``, its name ``label-k``.
     """
     lines = lines_of(rows)
-    figure = new_figure(8.2, 5.2, layout="none")  # names at the right need a fixed size of the axis
+    figure = new_figure(8.2, 5.2, constrained=False)  # names are placed by the size of the axis
     axis = figure.subplots()
     figure.subplots_adjust(left=0.075, right=0.745, top=0.975, bottom=0.14)
     for place, line in enumerate(lines):
@@ -116,6 +117,11 @@ def draw_pareto(rows: Sequence[BenchRow]) -> Any:
     _name(axis, lines)
     _explain(axis, lines)
     return figure
+
+
+def pareto(rows: Sequence[BenchRow], *, name: str = "pareto") -> str:
+    """The plot of `draw_pareto` as an SVG element; ``name`` is one of a page."""
+    return to_svg(draw_pareto(rows), name=name)
 
 
 def _draw(axis: Any, line: Line, place: int) -> None:

@@ -139,12 +139,8 @@ def quality_table(rows: Sequence[BenchRow], *, name: str) -> str:
     FID, flickering and p10 are left out if no row has them.
     """
     ran = [row for row in best_first(rows) if row.why_not is None]
-    realism = [
-        c for field, c in _REALISM.items() if any(getattr(r, field) is not None for r in ran)
-    ]
-    tenth = any(row.psnr_tenth is not None for row in ran)
-    quality = [column for column in _QUALITY if tenth or not column.title.startswith("p10")]
-    columns = [*_COST, *realism, *quality]
+    there = [*_COST, *_REALISM, *_QUALITY]
+    columns = [c for c in there if c.always or any(c.cell(row).value is not None for row in ran)]
     head = [("method", ""), *((column.title, column.hint) for column in columns)]
     body = [
         (row.method, [Cell(escape(row.method)), *(column.cell(row) for column in columns)])
