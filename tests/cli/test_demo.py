@@ -71,7 +71,8 @@ def test_the_policy_of_the_demo_is_kept_if_its_images_cannot_be_written(
     policy, path = Policy.load(calibrated_file), tmp_path / "emoji-flux.safetensors"
     monkeypatch.setattr(demo, "_calibrate", lambda *_: (policy, {"2x": policy.default}))
     monkeypatch.setattr(demo, "_measure", lambda *_: ([], []))
-    monkeypatch.setattr(demo, "_print_results", lambda *_: None)
+    for name in ("_results", "_print_results"):
+        monkeypatch.setattr(demo, name, lambda *_: None)
 
     def draw(*_: object) -> None:
         raise OSError(28, "No space left on device", "comparison.png")

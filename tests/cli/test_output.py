@@ -109,7 +109,7 @@ def test_json_of_profile(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "profile.safetensors"
     command = ["profile", "emoji-flux", "--limit", 1, "--steps", STEPS, *SIZE, "-o", path]
     found = json.loads(run(*command, "--json", "-").stdout)
-    assert found == {"policy": str(path), "profile": {"runs": 1, "num_steps": STEPS}}
+    assert found == {"policy": str(path), "profile": {"runs": 1, "num_steps": T}}
 
 
 ALL = "calibrate check demo generate inspect merge profile refit report solve"

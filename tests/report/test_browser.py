@@ -196,11 +196,14 @@ def test_without_a_script_it_can_be_read(show: Any) -> None:
     assert page.locator(".point title").first.text_content().startswith("trajectory")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_without_serious_findings_of_axe(browser: Any, page_file: Path, scheme: str) -> None:
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1100), ("dark", 400)])
+def test_without_serious_findings_of_axe(
+    browser: Any, page_file: Path, scheme: str, width: int
+) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is missing")
     context = browser.new_context(color_scheme=scheme, bypass_csp=True)
     page = context.new_page()
+    page.set_viewport_size({"width": width, "height": 800})
     page.goto(page_file.as_uri())
     found = axe.Axe().run(page).response["violations"]
     context.close()

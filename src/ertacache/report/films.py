@@ -18,6 +18,7 @@ from torch import Tensor
 from ertacache.metrics import psnr
 from ertacache.metrics.files import media_files, read_media
 from ertacache.metrics.image import to_levels
+from ertacache.report.tables import scrollable
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -100,12 +101,12 @@ def samples_html(
             mark = {"name": number} if key == full else {"full": number}
             cells.append(f"<td>{film(levels, f'{key[0]}: {prompts[place]}', **mark)}</td>")
         lines.append(f'<tr><th scope="row">{escape(key[0])}</th>{"".join(cells)}</tr>')
-    return (
-        f'<section class="compare"><h4>{escape(title)}</h4>'
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(title)}">'
+    table = (
         f'<table class="samples"><thead><tr><td></td>{head}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div></section>"
+        f"<tbody>{''.join(lines)}</tbody></table>"
     )
+    shown_table = scrollable(table, name=title)
+    return f'<section class="compare"><h4>{escape(title)}</h4>{shown_table}</section>'
 
 
 def compared_pairs(folder: Path) -> list[tuple[str, Path, Path]]:

@@ -25,7 +25,7 @@ from ertacache.figures import PALETTE
 from ertacache.report.films import compared_pairs, pairs_html, samples_html
 from ertacache.report.hover import interactive_pareto
 from ertacache.report.plots import highlights
-from ertacache.report.tables import best_first, quality_table, reasons, same_table
+from ertacache.report.tables import best_first, quality_table, reasons, same_table, scrollable
 
 __all__ = ["make_page"]
 
@@ -132,10 +132,10 @@ class _Benchmark:
         """The section, budget by budget."""
         samples = read_samples(self._samples) if self._samples.exists() else None
         shown = highlights(self.rows)
-        facts = _facts(self.rows)
+        plot = interactive_pareto(self.rows, name=self.title)
         yield (
-            f'<h2 id="{self.name}">{escape(self.title)}</h2><p>{facts}</p>'
-            f"<figure>{interactive_pareto(self.rows, name=self.title)}</figure>"
+            f'<h2 id="{self.name}">{escape(self.title)}</h2><p>{_facts(self.rows)}</p>'
+            f"<figure>{scrollable(plot, name=f'Plot of {self.title}')}</figure>"
             f"{reasons(self.rows)}{_settings(self._settings)}"
         )
         for budget in self._budgets:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ertacache.bench.results import FULL, TRAJECTORY, BenchRow, Interval, largest_speedup
 
-__all__ = ["Reach", "best_first", "quality_table", "reaches", "reasons", "same_table"]
+__all__ = ["Reach", "best_first", "quality_table", "reaches", "reasons", "same_table", "scrollable"]
 
 
 class Cell(NamedTuple):
@@ -61,10 +61,17 @@ def table(
         cells = "".join(f"<td{_value(cell)}>{cell.html}</td>" for cell in others)
         start = f'<th scope="row">{first.html}</th>'
         lines.append(f'<tr data-method="{escape(method)}"{ours}>{start}{cells}</tr>')
+    body_html = f"<tbody>{''.join(lines)}</tbody>"
+    return scrollable(
+        f'<table class="sortable"><thead><tr>{top}</tr></thead>{body_html}</table>', name=name
+    )
+
+
+def scrollable(content: str, *, name: str) -> str:
+    """HTML in a region of its own, which can be scrolled with the keyboard too."""
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(name)}">'
-        f'<table class="sortable"><thead><tr>{top}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
+        f"{content}</div>"
     )
 
 
