@@ -10,6 +10,7 @@ import base64
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["compared_pairs", "film", "pairs_html", "samples_html"]
 
 FRAME_SECONDS = 0.08
-SHOWN_SIDE = 96  # pixels at which a small image is shown, at least
+SHOWN_SIDE = 96  # pixels at which a small image is shown in a table, at least
+PAIR_SIDE = 256  # pixels at which one of a pair is shown, at least
 LARGEST_SIDE = 640  # pixels, of what is stored
 LONGEST_SIDE = 16_000  # pixels of the frames below one another; WebP has no more than 16383
 EXACT_SIDE = 256  # pixels up to which nothing is lost
@@ -34,7 +36,9 @@ QUALITY = 88  # of larger ones
 FULL_NAME = "-full"  # how ``generate --compare`` calls the full run
 
 
-def film(levels: Tensor, text: str, *, name: str = "", full: str = "") -> str:
+def film(
+    levels: Tensor, text: str, *, name: str = "", full: str = "", side: int = SHOWN_SIDE
+) -> str:
     """An image (3, height, width) or a video (frames, 3, height, width), bytes, as HTML.
 
     Args:
@@ -42,6 +46,7 @@ def film(levels: Tensor, text: str, *, name: str = "", full: str = "") -> str:
         text: what it shows.
         name: identifier of a full run, by which others find it.
         full: identifier of the full run that it is compared with.
+        side: width at which it is shown, at least.
     """
     frames = levels[None] if levels.ndim == 3 else levels
     number, _, height, width = frames.shape
@@ -52,8 +57,8 @@ def film(levels: Tensor, text: str, *, name: str = "", full: str = "") -> str:
     strip.save(data, format="WEBP", lossless=exact, quality=100 if exact else QUALITY)
     source = base64.b64encode(data.getvalue()).decode()
     style = f"--frames:{number};--seconds:{number * FRAME_SECONDS:g}s;"
-    style += f"width:{max(SHOWN_SIDE, strip.width)}px;aspect-ratio:{width}/{height}"
-    kinds = ["film", *["moving"] * (number > 1), *["small"] * (width < SHOWN_SIDE)]
+    style += f"width:{max(side, strip.width)}px;aspect-ratio:{width}/{height}"
+    kinds = ["film", *["moving"] * (number > 1), *["small"] * (width < side)]
     marks = (f' id="{name}"' if name else "") + (f' data-full="{full}"' if full else "")
     return (
         f'<div class="{" ".join(kinds)}" style="{style}"{marks}>'
@@ -136,11 +141,11 @@ def pairs_html(pairs: Sequence[tuple[str, Path, Path]], *, name: str) -> Iterato
         if reference.shape != result.shape:
             raise ValueError(f"{str(full)!r} and {str(fast)!r} differ in size or length")
         close = float(psnr(result[None], reference[None])[0])
-        text = "identical" if close == float("inf") else f"PSNR {close:.1f} dB to the full run"
+        text = "identical" if close == inf else f"PSNR {close:.1f} dB to the full run, of the files"
         number = f"{name}-{place}"
         yield (
             '<figure class="pair">'
-            f"{film(to_levels(reference), f'{title}: full run', name=number)}"
-            f"{film(to_levels(result), f'{title}: accelerated', full=number)}"
+            f"{film(to_levels(reference), f'{title}: full run', name=number, side=PAIR_SIDE)}"
+            f"{film(to_levels(result), f'{title}: accelerated', full=number, side=PAIR_SIDE)}"
             f"<figcaption>{escape(title)}: {text}</figcaption></figure>"
         )
