@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import socket
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import replace
