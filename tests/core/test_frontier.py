@@ -204,3 +204,8 @@ def part_of(flow: Bench, rows: slice) -> Tensor:
     full = flow.reference
     latents, outputs = (tuple(u[:, rows] for u in us) for us in (full.latents, full.outputs))
     return profile_run(Trajectory(latents, outputs)).gram.products
+
+
+def test_a_run_with_every_step_computed_has_no_error(frontier: Frontier) -> None:
+    assert frontier.points[-1].predicted_error == 0.0
+    assert frontier.points[-2].predicted_error > 0.0

@@ -197,8 +197,8 @@ def solve_frontier(
         schedules = [choice.steps for choice in chosen if choice.fit == fit]
         found = fit_plans(search.gram_of(fit), nominal, schedules=schedules, fit=fit)
         plans |= zip(schedules, found, strict=True)
-    # One more computed step cannot be worse.
-    errors = accumulate((choice.error for choice in chosen), min)
+    # One more computed step cannot be worse, and with all of them the run is the full run.
+    errors = accumulate((choice.error if len(choice.steps) < T else 0.0 for choice in chosen), min)
     return Frontier(
         tuple(
             FrontierPoint(plans[choice.steps], choice.fit, error)

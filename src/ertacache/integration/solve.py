@@ -323,7 +323,7 @@ def predicted_psnr(error: float, unit: float) -> float:
         >>> predicted_psnr(0.01, unit=12.0)
         52.0
     """
-    return unit - 20 * math.log10(max(error, TINY))
+    return unit - 20 * math.log10(max(error, TINY)) if error > 0 else math.inf
 
 
 def error_of(psnr: float, unit: float) -> float:
