@@ -25,6 +25,7 @@ ROWS = [
     *(row("MagCache", budget, 46 - 5 * budget) for budget in (2.0, 3.0)),
     *(row("paper", budget, 44 - 5 * budget) for budget in (2.0, 3.0)),
     *(row("fewer steps", budget, 42 - 5 * budget) for budget in (2.0, 3.0)),
+    *(row("paper, policy only", budget, 60.0) for budget in (2.0, 3.0)),  # a part
     *(row("PAB", budget, 65.0, cost=0.9) for budget in (2.0, 3.0)),  # reaches no budget
     BenchRow("m", "T-GATE", 2.0, 30, why_not="no"),
 ]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
 
-__all__ = ["FAMILIES", "IDENTIFIERS", "METHODS", "identifier", "parse_methods"]
+__all__ = ["FAMILIES", "IDENTIFIERS", "METHODS", "PARTS", "identifier", "parse_methods"]
 
 OURS, PAPER, STEPS = "ours", "the paper's", "fewer steps"
 OUTPUTS, FEATURES = "reuses outputs of the network", "reuses features inside it"
@@ -51,6 +51,9 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
     }
 )
 """The family of every method, by what it reuses, in the order of the tables."""
+
+PARTS = frozenset(name for name in FAMILIES if name.startswith(("our schedule, ", "paper, ")))
+"""Parts of a method, for ablations: they are no baselines."""
 
 METHODS = tuple(FAMILIES)
 """Every method by its name; results files have it, so it stays."""

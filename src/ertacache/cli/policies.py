@@ -60,7 +60,9 @@ def describe_profile(policy: Policy) -> str:
 def profile_values(policy: Policy) -> dict[str, int] | None:
     """What the profile of a policy holds, for machines."""
     profile = policy.profile
-    return profile and {"runs": profile.num_runs, "num_steps": profile.num_steps}
+    if profile is None:
+        return None
+    return {"runs": profile.num_runs, "num_steps": profile.num_steps}
 
 
 def describe_plan(plan: FittedPlan) -> dict[str, object]:

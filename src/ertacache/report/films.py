@@ -103,8 +103,9 @@ def samples_html(
         cells = []
         for place, levels in enumerate(found[key]):
             number = f"{name}-{place}"
-            mark = {"name": number} if key == full else {"full": number}
-            cells.append(f"<td>{film(levels, f'{key[0]}: {prompts[place]}', **mark)}</td>")
+            name_of, full_of = (number, "") if key == full else ("", number)
+            text = f"{key[0]}: {prompts[place]}"
+            cells.append(f"<td>{film(levels, text, name=name_of, full=full_of)}</td>")
         lines.append(f'<tr><th scope="row">{escape(key[0])}</th>{"".join(cells)}</tr>')
     table = (
         f'<table class="samples"><thead><tr><td></td>{head}</tr></thead>'

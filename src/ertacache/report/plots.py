@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ertacache.bench.methods import FAMILIES
+from ertacache.bench.methods import FAMILIES, PARTS
 from ertacache.bench.results import FULL, SAME_MEAN, SAME_TENTH, TRAJECTORY, BenchRow
 from ertacache.figures import (
     BACKGROUND,
@@ -64,13 +64,14 @@ def speedup_of(row: BenchRow) -> float:
 def highlights(rows: Sequence[BenchRow]) -> list[str]:
     """The methods that stand out: ours, the three strongest baselines, fewer steps.
 
-    A baseline is stronger the larger its PSNR is, summed over the budgets that it reaches.
+    A baseline is stronger the larger its PSNR is, summed over the budgets that it reaches. Parts of
+    a method are no baselines.
     """
     ran = [row for row in rows if row.psnr is not None and row.method != FULL]
+    others = {TRAJECTORY, FEWER, *PARTS}
     total: dict[str, float] = {}
     for row in ran:
-        baseline = row.method != FEWER and FAMILIES.get(row.method) != FAMILIES[TRAJECTORY]
-        if baseline and row.psnr and speedup_of(row) * TOLERANCE >= row.budget:
+        if row.method not in others and row.psnr and speedup_of(row) * TOLERANCE >= row.budget:
             total[row.method] = total.get(row.method, 0.0) + row.psnr.value
     strongest = sorted(total, key=lambda name: -total[name])[: len(SERIES) - 1]
     there = {row.method for row in ran}

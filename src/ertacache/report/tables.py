@@ -9,7 +9,16 @@ from typing import NamedTuple
 
 from ertacache.bench.results import FULL, TRAJECTORY, BenchRow, Interval, largest_speedup
 
-__all__ = ["Reach", "best_first", "quality_table", "reaches", "reasons", "same_table", "scrollable"]
+__all__ = [
+    "Reach",
+    "best_first",
+    "quality_table",
+    "reach_of",
+    "reaches",
+    "reasons",
+    "same_table",
+    "scrollable",
+]
 
 
 class Cell(NamedTuple):
@@ -191,27 +200,35 @@ class Reach:
         return 1.0 if self.bound == "below" else self.speedup
 
 
-def reaches(rows: Sequence[BenchRow]) -> dict[str, dict[str, Reach]]:
-    """The largest speed-up that looks the same, by method, the best first, and model.
+def reach_of(rows: Sequence[BenchRow]) -> Reach | None:
+    """The reach of one method on one model.
 
-    Empty for files that are older than the tenth percentile.
+    Returns:
+        None if there is nothing to tell it from; files that are older than the tenth percentile
+        have nothing.
     """
-    found: dict[str, dict[str, list[BenchRow]]] = {}
+    known = [row for row in rows if row.psnr_tenth is not None and row.flops_ratio]
+    if not known:
+        return None
+    best = largest_speedup(known)
+    if best is None:
+        return Reach(min(1 / row.flops_ratio for row in known if row.flops_ratio), "below")
+    return Reach(best[0], "at least" if best[1] else "exact")
+
+
+def reaches(rows: Sequence[BenchRow]) -> dict[str, dict[str, Reach]]:
+    """The largest speed-up that looks the same, by method, the best first, and model."""
+    found: dict[tuple[str, str], list[BenchRow]] = {}
     for row in rows:
-        if row.method != FULL and row.psnr_tenth is not None and row.flops_ratio:
-            found.setdefault(row.method, {}).setdefault(row.model, []).append(row)
-    made = {
-        method: {model: _reach(own) for model, own in of.items()} for method, of in found.items()
-    }
+        if row.method != FULL:
+            found.setdefault((row.method, row.model), []).append(row)
+    made: dict[str, dict[str, Reach]] = {}
+    for (method, model), own in found.items():
+        reach = reach_of(own)
+        if reach is not None:
+            made.setdefault(method, {})[model] = reach
     total = {method: sum(reach.counted for reach in of.values()) for method, of in made.items()}
     return {method: made[method] for method in sorted(made, key=lambda name: -total[name])}
-
-
-def _reach(rows: Sequence[BenchRow]) -> Reach:
-    best = largest_speedup(rows)
-    if best is None:
-        return Reach(min(1 / row.flops_ratio for row in rows if row.flops_ratio), "below")
-    return Reach(best[0], "at least" if best[1] else "exact")
 
 
 def same_table(rows: Sequence[BenchRow]) -> str:
