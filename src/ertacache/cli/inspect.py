@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ertacache.cli.console import decibels, draw_mask, print_fact, print_line, print_table
+from ertacache.cli.console import Stages, decibels, draw_mask, print_fact, print_line, print_table
 from ertacache.cli.output import JsonFile
 from ertacache.cli.policies import describe_plan, describe_profile, print_plan, profile_values
 from ertacache.cli.writing import check_json, finite, write_json
@@ -80,7 +80,14 @@ def inspect(
 def _solve_frontier(policy: Policy) -> list[FrontierRow]:
     from ertacache.integration.solve import PlanSolver
 
-    return [] if policy.profile is None else list(PlanSolver(policy).rows())
+    if policy.profile is None:
+        return []
+    solver = PlanSolver(policy)
+    if policy.frontier:
+        return solver.rows()
+    with Stages() as stage:  # of a profile alone it takes seconds
+        stage("solve")
+        return solver.rows()
 
 
 def _print_provenance(provenance: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import ertacache
-from ertacache.cli.console import print_line
+from ertacache.cli.console import Stages, print_line
 from ertacache.cli.options import Force, PolicyOutput, TargetOptions, given_options
 from ertacache.cli.output import JsonFile
 from ertacache.cli.policies import describe_plan, print_plan, save_policy
@@ -46,8 +46,12 @@ def solve(
     check_json(json)
     written = open_output(context, output, force=force)
     policy = known = Policy.load(profile)
-    for one in _one_by_one(target.given()):
-        policy = ertacache.solve(policy, **one)
+    targets = list(_one_by_one(target.given()))
+    with Stages() as stage:
+        progress = stage("solve")  # of a profile alone it takes seconds
+        for done, one in enumerate(targets, start=1):
+            policy = ertacache.solve(policy, **one)
+            progress(done, len(targets))
     save_policy(policy, written, context=context)
     plans = [plan for plan in policy.plans if plan not in known.plans]
     for plan in plans:
