@@ -60,6 +60,7 @@ def test_inspect_shows_what_was_measured(calibrated_file: Path, run: Run) -> Non
     row = ["3", "2.00x", "0.0125", "50.1", "dB", "46.5", "dB", mask(plan.compute_steps)]
     rows = frontier(text)
     assert rows.pop(3) == row
+    assert rows.pop(T)[2:4] == ["0", "identical"]  # every step computed
     assert all(len(others) == len(row) - 2 for others in rows.values())  # predicted only
 
 
@@ -73,9 +74,9 @@ def test_inspect_a_profile_and_its_frontier(profile_file: Path, run: Run) -> Non
     solver = PlanSolver(policy)
     for known in solver.known:
         computed, error = len(known.compute_steps), known.predicted_error
-        psnr = f"{solver.psnr(error):.1f}"
+        psnr = [f"{solver.psnr(error):.1f}", "dB"] if computed < T else ["identical"]
         fewer, steps = f"{T / computed:.2f}x", mask(known.compute_steps)
-        assert rows[computed] == [str(computed), fewer, f"{error:.3g}", psnr, "dB", steps]
+        assert rows[computed] == [str(computed), fewer, f"{error:.3g}", *psnr, steps]
     assert "predictions were not calibrated on the network: run ertacache calibrate" in text
     assert "\nmethod" not in text
 

@@ -169,7 +169,8 @@ class PlanSolver:
             if plan is not None and plan.measured is not None:
                 psnr = plan.measured.psnr
             steps = known.compute_steps if plan is None else plan.compute_steps
-            found.append(FrontierRow(steps, error, self.psnr(error), psnr))
+            predicted = self.psnr(error) if error > 0 else math.inf
+            found.append(FrontierRow(steps, error, predicted, psnr))
         return found
 
     def order(self, schedule: Schedule, budget: int) -> int:
@@ -323,7 +324,7 @@ def predicted_psnr(error: float, unit: float) -> float:
         >>> predicted_psnr(0.01, unit=12.0)
         52.0
     """
-    return unit - 20 * math.log10(max(error, TINY)) if error > 0 else math.inf
+    return unit - 20 * math.log10(max(error, TINY))
 
 
 def error_of(psnr: float, unit: float) -> float:
