@@ -79,5 +79,5 @@ def save_curve(log: Path, path: Path, *, title: str) -> None:
     line = SERIES[0].options(marker="", linewidth=1.2)
     axis.semilogy([row["step"] for row in rows], [row["loss"] for row in rows], **line)
     axis.set(xlabel="step", ylabel="loss", title=title)
-    axis.grid(which="both")
+    axis.grid(visible=True, which="both")
     path.write_bytes(to_png(figure, dpi=100))
