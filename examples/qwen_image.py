@@ -20,10 +20,10 @@ PROMPTS = Path(__file__).with_name("prompts.txt")  # better: 8 to 32 of the kind
 
 
 def load(tiny):
-    """The pipeline, prompts to calibrate with, and the arguments of its call."""
+    """The pipeline, a prompt and others to calibrate with, and the arguments of its call."""
     if tiny:
         pipe = load_pipeline("emoji-flux")
-        return pipe, load_prompts("emoji-flux", "calibration")[:4], {}
+        return pipe, load_prompts("emoji-flux", "calibration")[:5], {}
     pipe = QwenImagePipeline.from_pretrained(MODEL, dtype=torch.bfloat16)
     pipe.enable_model_cpu_offload()  # or pipe.to("cuda")
     return pipe, PROMPTS.read_text().splitlines(), CALL
@@ -31,16 +31,16 @@ def load(tiny):
 
 def main(folder, tiny=False, **more):
     """Write the full and the accelerated image of one prompt and seed into a folder."""
-    pipe, prompts, call = load(tiny)
-    call |= more
+    pipe, (prompt, *prompts), call = load(tiny)
+    call = call | more
     folder.mkdir(exist_ok=True)
     policy = folder / "policy.safetensors"
     if not policy.exists():  # once; the policy serves every speed-up, number of steps and size
         ertacache.calibrate(pipe, prompts, speedup=2, **call).save(policy)
 
-    full = pipe(prompts[0], generator=torch.Generator().manual_seed(7), **call).images[0]
+    full = pipe(prompt, generator=torch.Generator().manual_seed(7), **call).images[0]
     with ertacache.attach(pipe, policy, speedup=2) as handle:
-        fast = pipe(prompts[0], generator=torch.Generator().manual_seed(7), **call).images[0]
+        fast = pipe(prompt, generator=torch.Generator().manual_seed(7), **call).images[0]
         print(handle.summary())
     full.save(folder / "full.png")
     fast.save(folder / "fast.png")

@@ -21,10 +21,10 @@ PROMPTS = Path(__file__).with_name("prompts.txt")  # better: 8 to 32 of the kind
 
 
 def load(tiny):
-    """The pipeline, prompts to calibrate with, and the arguments of its call."""
+    """The pipeline, a prompt and others to calibrate with, and the arguments of its call."""
     if tiny:
         pipe = load_pipeline("emoji-wan")
-        return pipe, load_prompts("emoji-wan", "calibration")[:4], {}
+        return pipe, load_prompts("emoji-wan", "calibration")[:5], {}
     vae = AutoencoderKLWan.from_pretrained(MODEL, subfolder="vae", dtype=torch.float32)
     pipe = WanPipeline.from_pretrained(MODEL, vae=vae, dtype=torch.bfloat16)
     pipe.enable_model_cpu_offload()  # two networks of 14 billion parameters
@@ -33,16 +33,16 @@ def load(tiny):
 
 def main(folder, tiny=False, **more):
     """Write the full and the accelerated video of one prompt and seed into a folder."""
-    pipe, prompts, call = load(tiny)
-    call |= more
+    pipe, (prompt, *prompts), call = load(tiny)
+    call = call | more
     folder.mkdir(exist_ok=True)
     policy = folder / "policy.safetensors"
     if not policy.exists():  # once; the policy serves every speed-up, number of steps and size
         ertacache.calibrate(pipe, prompts, speedup=2, **call).save(policy)
 
-    full = pipe(prompts[0], generator=torch.Generator().manual_seed(7), **call).frames[0]
+    full = pipe(prompt, generator=torch.Generator().manual_seed(7), **call).frames[0]
     with ertacache.attach(pipe, policy, speedup=2) as handle:
-        fast = pipe(prompts[0], generator=torch.Generator().manual_seed(7), **call).frames[0]
+        fast = pipe(prompt, generator=torch.Generator().manual_seed(7), **call).frames[0]
         print(handle.summary())
     export_to_video(full, str(folder / "full.mp4"), fps=16)
     export_to_video(fast, str(folder / "fast.mp4"), fps=16)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import griffe
 import typer
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File
@@ -30,10 +31,21 @@ ELSEWHERE = {
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
 }
+COMMANDS = "src/ertacache/cli"  # what a link to the page of the commands names
 IMAGES = ("comfyui/images", "examples/images")
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]*)(#[^)]*)?\)")
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
-_OPERATORS = {"arg", "diag", "clip", "sigmoid"}  # upright, as \mathrm sets them
+
+
+class DocstringExamples(griffe.Extension):
+    """Examples of docstrings as code: the reader of docstrings knows the plural only."""
+
+    def on_instance(self, *, obj: griffe.Object | griffe.Alias, **_: Any) -> None:
+        """Rename the section of one object."""
+        if not obj.is_alias and obj.docstring:
+            obj.docstring.value = re.sub(
+                r"^Example:$", "Examples:", obj.docstring.value, flags=re.M
+            )
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -48,9 +60,27 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links of ``docs/`` to other files of the repository lead to their pages."""
+    return re.sub(r"\[[^\]]*\]\(\.\./[^)]*\)", lambda link: site_links(link[0], "docs"), markdown)
+
+
 def on_page_content(content: str, **_: Any) -> str:
     """Replace every formula of a page by MathML."""
     return _FORMULA.sub(lambda found: mathml(found[2], block=found[1] == "div"), content)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Name what the theme leaves without a name for screen readers."""
+    named = output.replace('role="dialog">', 'role="dialog" aria-label="Search">')
+    for box, name in (("__drawer", "Navigation"), ("__search", "Search")):
+        named = named.replace(f'id="{box}"', f'id="{box}" aria-label="{name}"')
+    return named
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """The same for pages that are not made of Markdown."""
+    return on_post_page(output_content)
 
 
 def mathml(formula: str, *, block: bool) -> str:
@@ -75,7 +105,7 @@ def site_links(text: str, folder: str) -> str:
         >>> site_links("[a](../docs/start.md#x), [b](images/b.png), [c](x.py)", "examples")
         '[a](start.md#x), [b](examples/images/b.png), `c`'
     """
-    pages = {place: name for name, place in ELSEWHERE.items()}
+    pages = {place: name for name, place in ELSEWHERE.items()} | {COMMANDS: "commands.md"}
 
     def replace(found: re.Match[str]) -> str:
         title, target, anchor = found[1], found[2], found[3] or ""
