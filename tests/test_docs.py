@@ -311,6 +311,15 @@ def test_the_readme_fits_one_screen() -> None:
     assert len(text_of("README.md").splitlines()) <= 100
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_links_of_a_page_lead_to_files(page: str) -> None:
+    """As on the pages of the repository; those of the site are tested with it."""
+    text = re.sub(r"^(`{3,}).*?^\1", "", text_of(page), flags=re.S | re.M)
+    for target in re.findall(r"\]\(([^)#\s]+)", text):
+        if "://" not in target:
+            assert ((ROOT / page).parent / target).exists(), target
+
+
 def test_every_page_is_in_the_navigation() -> None:
     navigation = text_of("mkdocs.yml")
     pages = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
@@ -319,7 +328,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 def test_every_answer_names_tests_that_exist() -> None:
     page = text_of("docs/faq.md")
-    questions = re.findall(r"^\*\*.*?(?=\n\n|\Z)", page, re.S | re.M)
+    questions = re.findall(r"^### .*?(?=\n##|\Z)", page, re.S | re.M)
     assert len(questions) >= 15
     for question in questions:
         named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", question)

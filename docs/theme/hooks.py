@@ -84,12 +84,7 @@ def on_post_template(output_content: str, **_: Any) -> str:
 
 
 def mathml(formula: str, *, block: bool) -> str:
-    r"""A LaTeX formula as MathML; one that is not understood is an error, and no page.
-
-    Example:
-        >>> mathml(r"x_0", block=False)[-62:]
-        '<mrow><msub><mi>x</mi><mn>0</mn></msub></mrow></math>'
-    """
+    """A LaTeX formula as MathML; one that is not understood is an error, and no page."""
     text = html.unescape(formula).replace(r"\arg\min", r"\operatorname{arg\,min}")
     made: str = convert(text.strip(), display="block" if block else "inline")
     if "\\" in made:
@@ -99,12 +94,7 @@ def mathml(formula: str, *, block: bool) -> str:
 
 
 def site_links(text: str, folder: str) -> str:
-    """The links of a file of the repository, as the site has them.
-
-    Example:
-        >>> site_links("[a](../docs/start.md#x), [b](images/b.png), [c](x.py)", "examples")
-        '[a](start.md#x), [b](examples/images/b.png), `c`'
-    """
+    """The links of a file of the repository, as the site has them; without a page, their text."""
     pages = {place: name for name, place in ELSEWHERE.items()} | {COMMANDS: "commands.md"}
 
     def replace(found: re.Match[str]) -> str:
