@@ -12,14 +12,15 @@ from pathlib import Path
 
 from rows import RESULTS, ROOT
 
+from ertacache.bench import methods
 from ertacache.bench.results import BenchRow, Interval, read_results
 from ertacache.models import MODELS
-from ertacache.report.tables import best_first, reaches
+from ertacache.report.tables import best_first, reach_of, reaches
 
 OURS = "trajectory"
 TOLERANCE = 0.05  # relative difference in FLOPs within which a baseline is compared with ours
-SUMMARY = (2.0, 3.0)  # budgets of the first page
-MOST = 3  # baselines named in a sentence
+SUMMARY = (2.0, 3.0)  # budgets of the summary and of the first page
+MOST = 3  # baselines named in a sentence, and on the first page
 # Name in a table: field of a row, digits, whether more is better.
 METRICS = {
     "PSNR": ("psnr", 2, True),
@@ -59,7 +60,7 @@ def bench_table(rows: Sequence[BenchRow]) -> str:
 
 
 def summary_table(rows: Sequence[BenchRow]) -> str:
-    """PSNR of every method on every model at the summary's budgets; for the first page."""
+    """PSNR of every method on every model at the summary's budgets."""
     ran = [row for row in rows if row.method != "full" and row.budget in SUMMARY]
     found = {(row.method, row.model, row.budget): row for row in ran}
     columns = sorted({(row.model, row.budget) for row in ran}, key=lambda c: _place(*c))
@@ -75,6 +76,67 @@ def summary_table(rows: Sequence[BenchRow]) -> str:
         name = f"**{method}**" if method == OURS else method
         lines.append(f"| {' | '.join([name, *cells])} |")
     return "\n".join(lines)
+
+
+def front_table(rows: Sequence[BenchRow]) -> str:
+    """Ours and the best baselines: how far they look the same, and their PSNR; the first page."""
+    found = [row for row in rows if row.method != "full" and row.psnr is not None]
+    shown = [row for row in found if row.budget in SUMMARY]
+    models = sorted({row.model for row in shown}, key=lambda m: _place(m, 0))
+    shown_methods = [OURS, *best_baselines(shown)]
+    if not models or not any(row.method == OURS for row in shown):
+        return "Not measured yet."
+    lines = [
+        f"| | {' | '.join(model.removeprefix('emoji-') for model in models)} |",
+        "|---|" + "--:|" * len(models),
+    ]
+    parts = [("looks the same up to", _same_cell), ("PSNR at 2x / 3x, dB", _psnr_cell)]
+    if all(row.psnr_tenth is None for row in found):  # files of before
+        parts = parts[1:]
+    for title, cell in parts:
+        lines.append(f"| *{title}* |{' |' * len(models)}")
+        for method in shown_methods:
+            own = [row for row in found if row.method == method]
+            cells = [cell([row for row in own if row.model == model]) for model in models]
+            lines.append(
+                f"| {'**ertacache**' if method == OURS else method} | {' | '.join(cells)} |"
+            )
+    return "\n".join(lines)
+
+
+def best_baselines(rows: Sequence[BenchRow]) -> list[str]:
+    """The baselines with the best mean rank in PSNR, over models and budgets that they kept to.
+
+    One that kept to fewer than half of them does not count, and neither do parts of a method.
+    """
+    places: dict[tuple[str, float], list[tuple[float, str]]] = {}
+    for row in rows:
+        here = places.setdefault((row.model, row.budget), [])
+        if row.psnr and _kept(row) and _is_baseline(row.method):
+            here.append((-row.psnr.value, row.method))
+    ranks: dict[str, list[int]] = {}
+    for here in places.values():
+        for rank, (_, method) in enumerate(sorted(here)):
+            ranks.setdefault(method, []).append(rank)
+    known = {name: sum(r) / len(r) for name, r in ranks.items() if 2 * len(r) >= len(places)}
+    return sorted(known, key=lambda name: known[name])[:MOST]
+
+
+def _is_baseline(method: str) -> bool:
+    """Whether it is neither ours nor a part of a method."""
+    return not method.startswith(OURS) and method not in methods.PARTS
+
+
+def _psnr_cell(rows: Sequence[BenchRow]) -> str:
+    """The means of a method on a model, budget by budget."""
+    found = {row.budget: row for row in rows}
+    cells = [_summary_cell(found.get(budget), budget) for budget in SUMMARY]
+    return " / ".join(cells) if set(cells) != {"-"} else "-"
+
+
+def _same_cell(rows: Sequence[BenchRow]) -> str:
+    """The largest speed-up of a method on a model that looks the same."""
+    return str(reach_of(rows) or "-")
 
 
 def same_table(rows: Sequence[BenchRow]) -> str:
@@ -109,8 +171,12 @@ def _summary_cell(row: BenchRow | None, budget: float) -> str:
     """A mean; in brackets where the method did not come within the tolerance of the budget."""
     if row is None or row.psnr is None or row.flops_ratio is None:
         return "-"
-    cost = row.flops_ratio * budget - 1
-    return f"({row.psnr.value:.1f})" if cost > TOLERANCE else f"{row.psnr.value:.1f}"
+    return f"{row.psnr.value:.1f}" if _kept(row) else f"({row.psnr.value:.1f})"
+
+
+def _kept(row: BenchRow) -> bool:
+    """Whether a method came within the tolerance of its budget."""
+    return row.flops_ratio is not None and row.flops_ratio * row.budget - 1 <= TOLERANCE
 
 
 def model_section(rows: Sequence[BenchRow]) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
-from benchtables import bench_table, read_bench, same_table, summary_table
+from benchtables import bench_table, front_table, read_bench, same_table, summary_table
 from comfytables import comfyui_table
 from figuretables import (
     curves_table,
@@ -30,8 +30,8 @@ from scheduletables import groups_table, predictions_table, schedules_table
 from ertacache.formats.files import write_whole
 
 PAGES = {
-    "overview": "README.md",
-    "summary": "README.md",
+    "front": "README.md",
+    "overview": "docs/fidelity.md",
     "fidelity": "docs/fidelity.md",
     "predictions": "docs/fidelity.md",
     "groups": "docs/fidelity.md",
@@ -40,6 +40,7 @@ PAGES = {
     "fewsteps": "docs/transfer.md",
     "check": "docs/check.md",
     "same": "docs/benchmark.md",
+    "summary": "docs/benchmark.md",
     "bench": "docs/benchmark.md",
     "sensitivity": "docs/figures.md",
     "curves": "docs/figures.md",
@@ -51,7 +52,7 @@ PAGES = {
 }
 BUSY = 3.0  # load before a measurement; what was measured last counts for a minute
 SOURCES = {"overview": "fidelity"}  # tables made of the rows of another one
-# Methods of the first page, and their names there.
+# Methods of the overview, and their names there.
 OVERVIEW = {
     "trajectory": "ours",
     "fewer steps": "fewer steps",
@@ -85,7 +86,7 @@ def fidelity_table(rows: list[Row]) -> str:
 
 
 def overview_table(rows: list[Row]) -> str:
-    """A line per model and budget: ours and the alternatives; for the first page."""
+    """A line per model and budget: ours and the alternatives."""
     head = ["model", "computed", *OVERVIEW.values()]
     lines = [f"| {' | '.join(head)} |", "|---|--:|" + "--:|" * len(OVERVIEW)]
     for model, group in groupby(rows, key=lambda row: str(row["model"])):
@@ -250,6 +251,7 @@ def scale_table(rows: list[Row]) -> str:
 
 
 TABLES: dict[str, Callable[[Any], str]] = {
+    "front": front_table,
     "overview": overview_table,
     "summary": summary_table,
     "fidelity": fidelity_table,
@@ -273,7 +275,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
 
 def rows_of(name: str) -> Any:
     """The rows of a table, as far as they were measured."""
-    if name in ("bench", "same", "summary"):
+    if name in ("front", "bench", "same", "summary"):
         return read_bench()
     return read_rows(RESULTS / f"{SOURCES.get(name, name)}.json")
 

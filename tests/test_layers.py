@@ -120,8 +120,9 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert not loaded & {"torch", "numpy", "diffusers", "transformers", "safetensors"}
 
 
-def test_the_tree_in_the_readme_is_the_tree() -> None:
-    block = re.search(r"```text\nsrc/ertacache/\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+def test_the_tree_in_contributing_is_the_tree() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    block = re.search(r"```text\nsrc/ertacache/\n(.*?)```", page, re.S)
     assert block is not None
     listed = {line.split()[0].rstrip("/") for line in block[1].splitlines() if line.strip()}
     found = {entry.name for entry in SOURCE.iterdir()} - {"__pycache__", "py.typed"}

@@ -1,6 +1,7 @@
 """The seven corrections: what the paper prints fails, what we do instead holds.
 
-The printed forms live here and nowhere else. ``docs/paper.md`` quotes the numbers asserted here.
+The printed forms live here and nowhere else. ``docs/corrections.md`` quotes the numbers that are
+asserted here.
 """
 
 from __future__ import annotations

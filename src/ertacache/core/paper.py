@@ -2,7 +2,7 @@
 
 Everything here is a formula on tensors or on a profile's statistics. What a run does with them on
 each step stands in ``steppers``: on the network, the threshold search, phi, K and B are measured
-there. Differences from the printed text are listed in ``docs/paper.md``.
+there. Differences from the printed text are listed in ``docs/corrections.md``.
 """
 
 from __future__ import annotations
