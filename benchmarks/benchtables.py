@@ -91,7 +91,7 @@ def front_table(rows: Sequence[BenchRow]) -> str:
         "|---|" + "--:|" * len(models),
     ]
     parts = [("looks the same up to", _same_cell), ("PSNR at 2x / 3x, dB", _psnr_cell)]
-    if all(row.psnr_tenth is None for row in found):  # files of before
+    if any(row.psnr_tenth is None for row in shown if row.method == OURS):  # a file of before
         parts = parts[1:]
     for title, cell in parts:
         lines.append(f"| *{title}* |{' |' * len(models)}")

@@ -151,7 +151,9 @@ def _set_axes(axis: Any, lines: Sequence[Line]) -> None:
     if min(y) < SAME_MEAN < max(y):
         axis.axhline(SAME_MEAN, color=MUTED, linewidth=0.8, linestyle=":", zorder=1)
         note = f"looks the same: {SAME_MEAN:g} dB on average, {SAME_TENTH:g} dB for 9 of 10"
-        _write(axis, note, (axis.get_xlim()[0], SAME_MEAN), (2, 3))
+        _write(axis, note, (axis.get_xlim()[1], SAME_MEAN), (-3, 3)).set_horizontalalignment(
+            "right"
+        )
 
 
 def _name(axis: Any, lines: Sequence[Line]) -> None:
