@@ -55,7 +55,7 @@ def check_readme(names: Names) -> None:
     handle = find_handle(names["pipe"])
     assert handle is not None
     steps = handle.stats.last
-    assert (steps.computed_steps, steps.reused_steps) == (9, 15)  # 24 steps at 2.5x
+    assert (steps.computed_steps, steps.reused_steps) == (12, 18)  # 30 steps at 2.5x
     plans = ertacache.Policy.load("policy.safetensors").plans
     assert [len(plan.compute_steps) for plan in plans] == [15, 10]
     ertacache.detach(names["pipe"])
@@ -260,7 +260,8 @@ def test_the_commands_of_the_quick_start_run(
             assert done.exit_code in (0, 3), done.output  # 3: so few steps are not recommended
             ran.append(name)
     assert ran == ["generate", "calibrate", "generate", "inspect"]
-    assert {path.name for path in tmp_path.iterdir()} == {"lemon.png", "policy.safetensors", "out"}
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"strawberry.png", "policy.safetensors", "out"}
 
 
 def test_the_table_of_flows_is_the_results_file() -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["EXAMPLES", "generate"]
 
 EXAMPLES = (
-    'ertacache generate emoji-flux "a cat on a blue background" -o cat.png',
+    'ertacache generate emoji-flux "a large cat on a blue background" -o cat.png',
     'ertacache generate emoji-flux "a cat" "a dog" --seeds 0,1,2 --policy policy.safetensors '
     "-o out",
     "ertacache generate emoji-flux --prompts prompts.txt --policy policy.safetensors --compare "
