@@ -35,11 +35,15 @@ SHOWN = 8
 
 def demo(
     context: typer.Context,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the results.")] = Path(
-        "ertacache-demo"
-    ),
-    prompts: Annotated[int, typer.Option(min=2, max=64, help="Calibration prompts.")] = 8,
-    heldout: Annotated[int, typer.Option(min=1, max=128, help="Held-out prompts.")] = 16,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the results.")
+    ] = Path("ertacache-demo"),
+    prompts: Annotated[
+        int, typer.Option(metavar="N", min=2, max=64, help="Calibration prompts.")
+    ] = 8,
+    heldout: Annotated[
+        int, typer.Option(metavar="N", min=1, max=128, help="Held-out prompts.")
+    ] = 16,
     steps: Steps = None,
     force: Force = False,
     json: JsonFile = None,
