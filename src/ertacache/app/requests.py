@@ -10,9 +10,10 @@ import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from ertacache.formats.text import one_line
+
 __all__ = ["Limits", "Request", "check_prompts", "check_upload", "describe_failure", "find_models"]
 
-MAX_MESSAGE = 400  # characters
 _INDEX = "model_index.json"
 
 
@@ -150,8 +151,7 @@ def describe_failure(error: BaseException, *hidden: str | os.PathLike[str]) -> s
         >>> describe_failure(ValueError("cannot load '/tmp/x/a.file':\n too short"), "/tmp/x")
         "cannot load 'a.file': too short"
     """
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = str(error) if str(error).strip() else type(error).__name__
     for path in hidden:
         text = text.replace(os.fspath(path) + os.sep, "").replace(os.fspath(path), "")
-    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-    return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + " ..."
+    return one_line(text)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ertacache.cli.console import Stages, decibels, print_line, print_table
+from ertacache.cli.console import Stages, print_line, print_table
 from ertacache.cli.options import CallOptions, Force, Steps
 from ertacache.cli.writing import open_output, write_image
+from ertacache.formats.text import decibels
 
 if TYPE_CHECKING:
     from torch import Tensor
