@@ -12,7 +12,16 @@ from pathlib import Path
 
 from ertacache.formats.text import one_line
 
-__all__ = ["Limits", "Request", "check_prompts", "check_upload", "describe_failure", "find_models"]
+__all__ = [
+    "Limits",
+    "Request",
+    "check_prompts",
+    "check_upload",
+    "describe_failure",
+    "find_models",
+    "find_policies",
+    "free_name",
+]
 
 _INDEX = "model_index.json"
 
@@ -141,6 +150,30 @@ def find_models(folder: Path) -> dict[str, Path]:
         index = (entry / _INDEX).resolve()
         if index.is_file() and index.is_relative_to(root):
             found[entry.name] = entry
+    return found
+
+
+def find_policies(folder: Path, limits: Limits) -> list[Path]:
+    """Files in a folder that may be policies, the newest first; without links that lead out."""
+    root, found = folder.resolve(), []
+    for path in root.glob("*.safetensors"):
+        if path.is_file() and path.resolve().is_relative_to(root):
+            facts = path.stat()
+            if facts.st_size <= limits.upload:
+                found.append((-facts.st_mtime, path))
+    return [path for _, path in sorted(found)]
+
+
+def free_name(path: Path) -> Path:
+    """A file name that is not taken: the given one, or with a number.
+
+    Example:
+        >>> free_name(Path("no-such.file")).name
+        'no-such.file'
+    """
+    found, number = path, 2
+    while found.exists() or found.is_symlink():
+        found, number = path.with_name(f"{path.stem}-{number}{path.suffix}"), number + 1
     return found
 
 
