@@ -11,7 +11,7 @@ import inspect
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +48,16 @@ __all__ = ["Engine"]
 KEPT_CURVES = 16  # settings whose predictions are kept
 SECONDS_APART = 0.5  # between two reports of a run
 NO_POLICY = "there is no policy for {} yet: calibrate it first, or open a policy file"
+PROMPTS = (  # for models that are not bundled
+    "a portrait of an old fisherman, natural light",
+    "a mountain lake at sunrise with mist",
+    "a bowl of oranges on a wooden table",
+    "a red bicycle in front of a white wall",
+    "a street in Tokyo at night in the rain",
+    "a cat that sleeps on a blue sofa",
+    "a watercolour of a lighthouse in a storm",
+    "a macro photograph of a bee on a flower",
+)
 BUSY = "a job is running; move the slider again when it is done"
 
 
@@ -266,8 +276,10 @@ class Engine:
         self._cancel.set()
 
     def calibration_prompts(self, model: str, count: int) -> str:
-        """Prompts to calibrate a bundled model with, one per line; none for another."""
-        known = load_prompts(model, "calibration") if self._name(model) in MODELS else []
+        """Prompts to calibrate a model with, one per line: its own, or general ones."""
+        known: Sequence[str] = PROMPTS
+        if self._name(model) in MODELS:
+            known = load_prompts(model, "calibration")
         return "\n".join(known[:count])
 
     def _name(self, model: str) -> str:

@@ -11,6 +11,7 @@ import tempfile
 import traceback
 import uuid
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,14 @@ class _Page:
         return [*values, frames, self.engine.calibration_prompts(model, PROMPTS)]
 
     def predict(self, model: str, _prompt: str, *values: Any) -> list[Any]:
-        """What the slider says; the first calibration is offered, or the button to generate."""
-        found = self.engine.predict(model, Request("any prompt", *values))
+        """What the slider says; the first calibration is offered, or the button to generate.
+
+        A number that is still being written is no error to interrupt for.
+        """
+        try:
+            found = self.engine.predict(model, Request("any prompt", *values))
+        except ValueError as cause:
+            return [f"<p>{escape(describe_failure(cause))}</p>", gr.skip(), gr.skip()]
         shown = (gr.update(visible=visible) for visible in (not found.ready, found.ready))
         return [prediction_html(found), *shown]
 
