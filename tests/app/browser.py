@@ -16,7 +16,7 @@ _MISSING = [name for name in ("gradio", "playwright") if find_spec(name) is None
 WHY_NOT = f"not installed: {', '.join(_MISSING)}" if _MISSING else ""
 if not WHY_NOT and CHROMIUM is None:
     WHY_NOT = "there is no Chromium on the path"
-SECONDS = 60.0  # a busy machine is slow; what is waited for comes much earlier
+SECONDS = 30.0  # a busy machine is slow; what is waited for comes much earlier
 
 
 @contextmanager

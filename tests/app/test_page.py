@@ -74,16 +74,29 @@ def browser() -> Iterator[Any]:
         yield browser
 
 
-@pytest.fixture
-def visit(browser: Any, server: Server) -> Iterator[Visit]:
+def arrive(browser: Any, server: Server, **settings: Any) -> Visit:
     """A new visitor, who wants few steps."""
-    found = Visit.to(browser, server.address)
-    found.enter("Steps", STEPS)
-    found.wait_for("#prediction", f"of {STEPS}")
-    yield found
-    assert found.foreign == []
-    assert found.problems == []
-    found.close()
+    visit = Visit.to(browser, server.address, **settings)
+    visit.enter("Steps", STEPS)
+    visit.wait_for("#prediction", f"of {STEPS}")
+    return visit
+
+
+@pytest.fixture(scope="module")
+def shared(browser: Any, server: Server) -> Iterator[Visit]:
+    """One page for most tests: to load it takes seconds."""
+    visit = arrive(browser, server)
+    yield visit
+    visit.close()
+
+
+@pytest.fixture
+def visit(shared: Visit) -> Iterator[Visit]:
+    """The shared page, on its first tab."""
+    shared.tab("Generate")
+    yield shared
+    assert shared.foreign == []
+    assert shared.problems == []
 
 
 def keep(visit: Visit, name: str) -> None:
@@ -94,8 +107,12 @@ def keep(visit: Visit, name: str) -> None:
 
 
 def generate(visit: Visit) -> None:
+    """Generate, and wait for a result that is not the one of before."""
+    visit.page.evaluate("document.querySelector('#result .erta-cells')?.setAttribute('id', 'old')")
+    seed = visit.page.get_by_label("Seed", exact=True)
+    visit.enter("Seed", int(seed.input_value() or 0) + 1)
     visit.press("Generate")
-    visit.page.wait_for_selector("#result .erta-cells")
+    visit.page.wait_for_selector("#result .erta-cells:not(#old)")
 
 
 def test_generate_and_compare(visit: Visit) -> None:
@@ -143,7 +160,7 @@ def test_calibrate_and_cancel_then_to_the_end(visit: Visit, server: Server) -> N
     visit.press("Cancel")
     visit.wait_for(".toast-body", "Cancelled")
     assert server.engine.policy(MODEL) is before
-    visit.enter("Calibration prompts, one per line", PROMPTS)
+    visit.page.locator("#prompts textarea").fill(PROMPTS)
     visit.page.get_by_label("quick: profile only").check()
     visit.press("Calibrate")
     visit.page.wait_for_selector("#calibrated .erta-figure img")
@@ -158,21 +175,23 @@ def test_calibrate_and_cancel_then_to_the_end(visit: Visit, server: Server) -> N
     keep(visit, "app-calibrate")
 
 
-def test_a_model_without_a_policy_is_calibrated_in_one_click(visit: Visit, server: Server) -> None:
+def test_a_model_without_a_policy_is_calibrated_in_one_click(browser: Any, server: Server) -> None:
     """A folder of the working folder; general prompts are filled in."""
+    visit = arrive(browser, server)
     choose(visit, FOLDER_MODEL)
     visit.wait_for("#first", "has no policy yet")
     assert not visit.page.get_by_role("button", name="Generate", exact=True).is_visible()
     for name, value in (("Steps", 4), ("Height", 32), ("Width", 32)):
         visit.enter(name, value)
     visit.tab("Calibrate")
-    visit.enter("Calibration prompts, one per line", PROMPTS)
+    visit.page.locator("#prompts textarea").fill(PROMPTS)
     visit.tab("Generate")
     visit.press("Calibrate quickly and generate")
     visit.page.wait_for_selector("#result .erta-cells")
     visit.page.get_by_role("button", name="Generate", exact=True).wait_for()
     assert not visit.page.locator("#first").is_visible()
     assert (server.folder / f"{FOLDER_MODEL}.safetensors").exists()
+    visit.close()
 
 
 def choose(visit: Visit, model: str) -> None:
@@ -180,12 +199,13 @@ def choose(visit: Visit, model: str) -> None:
     visit.page.get_by_role("option", name=model, exact=True).click()
 
 
-def test_videos_play_in_step(visit: Visit, server: Server) -> None:
+def test_videos_play_in_step(browser: Any, server: Server) -> None:
+    visit = arrive(browser, server)
     choose(visit, VIDEO)
     visit.page.get_by_label("Frames").wait_for()
     visit.enter("Steps", 4)
     visit.tab("Calibrate")
-    visit.enter("Calibration prompts, one per line", PROMPTS)
+    visit.page.locator("#prompts textarea").fill(PROMPTS)
     visit.tab("Generate")
     visit.press("Calibrate quickly and generate")
     video = visit.page.locator("#result video")
@@ -196,6 +216,7 @@ def test_videos_play_in_step(visit: Visit, server: Server) -> None:
     assert facts[1] == pytest.approx(17 / 16, abs=0.01)
     assert facts[2:] == [True, True]
     assert len(list(server.session.glob("*.mp4"))) == 1
+    visit.close()
 
 
 def test_a_policy_file_shows_everything_and_runs_nothing(
@@ -237,8 +258,7 @@ def test_the_benchmark_has_its_pareto_plot(visit: Visit) -> None:
     ],
 )
 def test_settings_out_of_range(visit: Visit, field: str, value: str, words: str) -> None:
-    label = visit.page.get_by_label(field, exact=True)
-    before = label.input_value()
+    before = visit.page.get_by_label(field, exact=True).input_value()
     visit.enter(field, value)
     visit.press("Generate")
     assert words in visit.message()
@@ -271,7 +291,7 @@ def test_files_that_are_no_policy(visit: Visit, policy_file: Path, tmp_path: Pat
         if name != "large":
             visit.page.locator("#policy-file").get_by_label("Clear").click()
     visit.tab("Calibrate")
-    visit.enter("Calibration prompts, one per line", "a cat\na cat")
+    visit.page.locator("#prompts textarea").fill("a cat\na cat")
     visit.press("Calibrate")
     assert "at least two different prompts" in visit.message()
     visit.tab("Generate")
@@ -279,17 +299,15 @@ def test_files_that_are_no_policy(visit: Visit, policy_file: Path, tmp_path: Pat
 
 
 def test_jobs_wait_in_a_queue_that_can_be_seen(browser: Any, visit: Visit, server: Server) -> None:
-    second = Visit.to(browser, server.address)
-    second.enter("Steps", STEPS)
-    second.wait_for("#prediction", f"of {STEPS}")
+    second = arrive(browser, server)
     with server.engine._running():  # a job that takes its time
         visit.press("Generate")
         visit.page.wait_for_selector("#result .progress-text")
         second.press("Generate")
         second.wait_for("#result", "queue: 1/1")
-    for each in (visit, second):
-        each.page.wait_for_selector("#result .erta-cells")
+    second.page.wait_for_selector("#result .erta-cells")
     second.close()
+    visit.page.wait_for_selector("#result .progress-text", state="detached")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -297,9 +315,7 @@ def test_jobs_wait_in_a_queue_that_can_be_seen(browser: Any, visit: Visit, serve
 def test_axe_finds_nothing_serious(browser: Any, server: Server, scheme: str, width: int) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe-core here")
     size = {"width": width, "height": 900}
-    visit = Visit.to(browser, server.address, color_scheme=scheme, viewport=size)
-    visit.enter("Steps", STEPS)
-    visit.wait_for("#prediction", f"of {STEPS}")
+    visit = arrive(browser, server, color_scheme=scheme, viewport=size)
     generate(visit)
     if (scheme, width) == ("dark", 1200):
         keep(visit, "app-dark")

@@ -294,6 +294,7 @@ def _calibrate_tab(page: _Page, model: Any, settings: list[Any]) -> Any:
                 info="8 to 32 are good. Steps and size are those of the tab Generate.",
                 lines=8,
                 max_lines=16,
+                elem_id="prompts",
             )
             depth = gr.Radio(DEPTHS, value=DEPTHS[1], label="Calibration")
             with gr.Row():
