@@ -236,8 +236,8 @@ def test_a_policy_file_shows_everything_and_runs_nothing(
     assert visit.page.locator("#policy img").count() == 1  # the frontier
     visit.page.locator("#policy summary", has_text="prompts").click()
     assert PROMPTS.split("\n")[0] in visit.text("#policy")
-    visit.page.locator("#policy-file input[type=file]")
     keep(visit, "app-policy")
+    visit.page.locator("#policy-file").get_by_label("Clear").click()
 
 
 def test_the_benchmark_has_its_pareto_plot(visit: Visit) -> None:

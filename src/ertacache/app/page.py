@@ -164,7 +164,7 @@ class _Page:
     def cancel(self, request: gr.Request) -> None:
         """End the job of this browser tab."""
         if self.engine.cancel(request.session_hash):
-            gr.Info("The job ends before its next network evaluation.", title="Cancelled")
+            gr.Info("Cancelled: the job ends before its next network evaluation.")
 
     def open(self, path: str | None, model: str, use: bool) -> str:
         """What is in a file that was dropped."""

@@ -16,6 +16,7 @@ from ertacache.app.guard import Guard
 
 __all__ = ["serve", "served"]
 
+VISITORS = 64  # whose last result is kept in memory
 _CACHE = "GRADIO_TEMP_DIR"
 # Nothing is reported to anyone, and nothing is looked up.
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
@@ -37,11 +38,14 @@ def served(
     Yields:
         The folder of the session.
     """
+    from gradio import routes
+
     from ertacache.app.page import STYLE, THEME, build_page
 
     with tempfile.TemporaryDirectory(prefix="ertacache-app-") as name:
         folder, before = Path(name).resolve(), os.environ.get(_CACHE)
         os.environ[_CACHE] = str(folder / "cache")  # Gradio's own files
+        routes.DEFAULT_TEMP_DIR = str(folder / "cache")  # read when Gradio was imported
         page = build_page(engine, results, folder)
         try:
             page.launch(
@@ -54,6 +58,7 @@ def served(
                 allowed_paths=[str(folder)],
                 footer_links=[],
                 run_history=False,
+                state_session_capacity=VISITORS,
                 enable_monitoring=False,
                 ssr_mode=False,
                 quiet=True,
