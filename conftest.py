@@ -9,4 +9,6 @@ from importlib.util import find_spec
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The page of the app needs an extra that not every environment has.
-collect_ignore = [] if find_spec("gradio") else ["src/ertacache/app/page.py"]
+collect_ignore = (
+    [] if find_spec("gradio") else [f"src/ertacache/app/{name}.py" for name in ("page", "server")]
+)

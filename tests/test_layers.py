@@ -30,7 +30,7 @@ LAYERS: list[tuple[set[str], set[str]]] = [
     ({"baselines"}, {"torch", "diffusers", "cache_dit"}),
     ({"bench"}, {"torch", "diffusers", "safetensors"}),
     ({"report"}, {"torch", "PIL", "matplotlib"}),
-    ({"app"}, {"torch", "PIL", "matplotlib", "gradio"}),
+    ({"app"}, {"torch", "PIL", "matplotlib", "gradio", "starlette"}),
     (
         {"cli", "__main__"},
         {"torch", "typer", "rich", "PIL", "imageio", "diffusers", "transformers"},

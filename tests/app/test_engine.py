@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from ertacache.app import engine as module
-from ertacache.app.engine import Cancelled, Engine
+from ertacache.app.engine import Engine
+from ertacache.app.outcomes import Cancelled
 from ertacache.app.requests import Limits, Request
 from ertacache.formats.policy import Policy
 from ertacache.integration.identity import find_denoisers
@@ -41,8 +42,8 @@ def policy_file(pipe: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(module, "load_pipeline", lambda source: pipe)
         stages: list[str] = []
         report = lambda stage, done, total: stages.append(stage)  # noqa: E731
-        made = Engine().calibrate(MODEL, PROMPTS, REQUEST, [2.0], report)
-    assert list(dict.fromkeys(stages))[:1] == ["profile"]
+        made = Engine().calibrate(MODEL, PROMPTS, REQUEST, report)
+    assert list(dict.fromkeys(stages))[:2] == ["load", "profile"]
     path = tmp_path_factory.mktemp("app") / "policy.safetensors"
     made.policy.save(path)
     return path
@@ -102,8 +103,8 @@ def test_a_prediction_does_not_wait_for_a_job(ready: Engine) -> None:
 
 
 def test_without_a_policy(engine: Engine) -> None:
-    assert "calibrate it, or open" in engine.predict(MODEL, REQUEST).why
-    with pytest.raises(ValueError, match="no policy for emoji-flux: calibrate it"):
+    assert "calibrate it first, or open" in engine.predict(MODEL, REQUEST).why
+    with pytest.raises(ValueError, match="no policy for emoji-flux yet: calibrate it"):
         engine.generate(MODEL, REQUEST)
 
 
@@ -116,7 +117,7 @@ def test_a_cancelled_calibration_leaves_everything_as_it_was(ready: Engine, pipe
             ready.cancel()
 
     with pytest.raises(Cancelled, match="nothing was changed"):
-        ready.calibrate(MODEL, PROMPTS, REQUEST, [2.0], report)
+        ready.calibrate(MODEL, PROMPTS, REQUEST, report)
     assert stages[-1] == ("profile", 1)
     assert ready.policy(MODEL) is before
     assert all(not each._forward_pre_hooks for each in find_denoisers(pipe).values())

@@ -14,9 +14,9 @@ from PIL import Image
 from ertacache.bench.journal import Journal
 from ertacache.bench.results import write_results
 from ertacache.bench.samples import Samples
-from ertacache.cli import writing
 from ertacache.cli.writing import find_destination, side_by_side, slug, write
 from ertacache.formats.policy import Policy
+from ertacache.metrics import encoding
 from ertacache.metrics.files import lossy_codec, read_media
 from ertacache.metrics.image import to_levels
 from tests.cli.conftest import Refused, Run, T
@@ -147,7 +147,7 @@ def test_a_video_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.Monk
         "#!/bin/sh\n" + "".join(f"echo '{line}' >&2\n" for line in lines) + "exit 228"
     )
     program.chmod(0o755)
-    monkeypatch.setattr(writing, "check_video_writer", lambda: str(program))
+    monkeypatch.setattr(encoding, "check_video_writer", lambda: str(program))
     with pytest.raises(OSError, match="No space left on device"):
         write(torch.rand(2, 3, 8, 8), tmp_path / "a.mp4")
     assert list(tmp_path.iterdir()) == [program]

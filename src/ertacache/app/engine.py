@@ -1,13 +1,15 @@
 """The jobs of the app: generate in full and accelerated, predict, calibrate, open a policy.
 
 One pipeline is kept, one policy per model, and one job runs at a time: others wait for it. What a
-speed-up costs is predicted from the profile, without the network. Knows nothing of Gradio.
+speed-up costs is predicted from the profile, without the network. Policies that are made stay in
+the working folder, and are used again by the next session. Knows nothing of Gradio.
 """
 
 from __future__ import annotations
 
 import inspect
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ertacache.app.requests import Limits, Request, check_prompts, check_upload, find_models
+from ertacache.app.outcomes import Cancelled, Opened, Outcome, Prediction, Report
+from ertacache.app.requests import (
+    Limits,
+    Request,
+    check_prompts,
+    check_upload,
+    find_models,
+    find_policies,
+    free_name,
+)
 from ertacache.calibration.calibrate import calibrate
 from ertacache.calibration.session import Session
 from ertacache.core.gram import Schedule
@@ -27,75 +38,31 @@ from ertacache.formats.policy import Policy, PolicyError
 from ertacache.formats.profile import ProfiledPrompt
 from ertacache.integration.identity import check_pipeline, find_denoisers
 from ertacache.integration.schedulers import read_schedule
+from ertacache.integration.sizes import check_size
 from ertacache.integration.solve import PlanSolver
 from ertacache.metrics import NotAvailableError, lpips, psnr, ssim
-from ertacache.models.zoo import MODELS, load_pipeline, load_prompts
+from ertacache.models.zoo import MODELS, call_defaults, load_pipeline, load_prompts
 
-__all__ = ["Cancelled", "Engine", "Opened", "Outcome", "Prediction", "Report"]
-
-Report = Callable[[str, int, int], None]
-"""Receives a stage, the work done in it, and the total; a total of 0 is unknown."""
+__all__ = ["Engine"]
 
 KEPT_CURVES = 16  # settings whose predictions are kept
-NO_POLICY = "there is no policy for {}: calibrate it, or open a policy file"
-
-
-class Cancelled(Exception):  # noqa: N818  not an error: it was asked for
-    """Raised in a job that was cancelled."""
+SECONDS_APART = 0.5  # between two reports of a run
+NO_POLICY = "there is no policy for {} yet: calibrate it first, or open a policy file"
+PROMPTS = (  # for models that are not bundled
+    "a portrait of an old fisherman, natural light",
+    "a mountain lake at sunrise with mist",
+    "a bowl of oranges on a wooden table",
+    "a red bicycle in front of a white wall",
+    "a street in Tokyo at night in the rain",
+    "a cat that sleeps on a blue sofa",
+    "a watercolour of a lighthouse in a storm",
+    "a macro photograph of a bee on a flower",
+)
+BUSY = "a job is running; move the slider again when it is done"
 
 
 class _Stopped(Exception):  # noqa: N818
     """Ends a call of a pipeline before its network is evaluated."""
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What is known of a run before it starts.
-
-    Attributes:
-        computed: network evaluations under the policy, per guidance branch.
-        num_steps: those of the full run.
-        psnr: predicted PSNR to the full run in dB; None if it cannot be predicted.
-        why: why it cannot.
-    """
-
-    computed: int
-    num_steps: int
-    psnr: float | None = None
-    why: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class Opened:
-    """A policy that was made or opened, and the warnings that came with it."""
-
-    policy: Policy
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """One request, generated twice.
-
-    Attributes:
-        full: result of the full run, (3, height, width) or (frames, 3, height, width), 0 to 1.
-        accelerated: result under the policy, of the same shape.
-        full_seconds: of the full run.
-        seconds: of the accelerated run.
-        compute_steps: the steps that were computed.
-        num_steps: steps of the run.
-        scores: PSNR, SSIM and LPIPS by name; a string says why one is not available.
-        notes: warnings of the runs.
-    """
-
-    full: Tensor
-    accelerated: Tensor
-    full_seconds: float
-    seconds: float
-    compute_steps: tuple[int, ...]
-    num_steps: int
-    scores: dict[str, float | str]
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)
@@ -134,7 +101,8 @@ class Engine:
         """Begin without a model.
 
         Args:
-            folder: the working folder; pipelines in it can be chosen. None offers bundled ones.
+            folder: the working folder: pipelines in it can be chosen, policies in it are used, and
+                those that are made are written there. None keeps everything in memory.
             limits: what a job may take.
         """
         self.limits = limits or Limits()
@@ -143,19 +111,28 @@ class Engine:
             self.models |= {
                 name: str(path) for name, path in find_models(folder).items() if name not in MODELS
             }
+        self._folder = folder
         self._loaded: _Loaded | None = None
         self._policies: dict[str, Policy] = {}
+        self._searched: set[str] = set()  # models whose policy was looked for in the folder
         self._curves: dict[tuple[object, ...], dict[int, float]] = {}
         self._job, self._cancel = threading.Lock(), threading.Event()
+        self._owner: object = None  # who started the job that is running
 
     def policy(self, model: str) -> Policy | None:
         """The policy of a model, None if there is none yet."""
         return self._policies.get(self._name(model))
 
     def default_request(self, model: str) -> Request:
-        """The settings that a model was trained for, and its first held-out prompt."""
+        """The settings that a model was trained for, and its first held-out prompt.
+
+        Of a folder the defaults of its pipeline, within the limits.
+        """
         if self._name(model) not in MODELS:
-            return Request("a cat", 0, 30, 512, 512)
+            known, side = call_defaults(self.models[model]), self.limits.side
+            sides = (min(known.get(name) or 512, side) for name in ("height", "width"))
+            frames = known.get("num_frames")
+            return Request("a cat", 0, known.get("num_inference_steps", 30), *sides, frames=frames)
         row = MODELS[model]
         prompt = load_prompts(model, "heldout")[0]
         return Request(prompt, 0, row.num_inference_steps, *row.size, frames=row.num_frames)
@@ -179,42 +156,53 @@ class Engine:
         The sigma schedule of new settings is read off the pipeline, which a running job delays; the
         prediction then comes without a PSNR.
         """
-        asked = request.check(self.limits)
+        asked, name = request.check(self.limits), self._name(model)
         budget = Target(speedup=asked.speedup).budget(asked.steps)
         assert budget is not None
         plain = Prediction(budget, asked.steps)
-        policy = self.policy(model)
-        if policy is None:
-            return replace(plain, why=NO_POLICY.format(model))
-        if policy.profile is None:
-            return replace(plain, why="the policy has no profile to predict from")
-        curve = self._curve(model, policy, asked)
+        with self._unless_busy() as free:
+            if free:
+                self._search_policy(name)
+            policy = self.policy(name)
+            if policy is None:
+                return replace(plain, why=NO_POLICY.format(name) if free else BUSY, ready=not free)
+            if policy.profile is None:
+                return replace(plain, why="the policy has no profile to predict from")
+            curve = self._curve(name, policy, asked, free=free)
         if curve is None:
-            return replace(plain, why="a job is running; move the slider again when it is done")
+            return replace(plain, why=BUSY)
         budget = max(budget, min(curve))
         if budget >= asked.steps:
             return Prediction(asked.steps, asked.steps, float("inf"))
         return Prediction(budget, asked.steps, PlanSolver(policy).psnr(curve[budget]))
 
-    def generate(self, model: str, request: Request, report: Report | None = None) -> Outcome:
+    def generate(
+        self, model: str, request: Request, report: Report | None = None, *, owner: object = None
+    ) -> Outcome:
         """Generate a request in full and under the policy of the model, and compare the two.
+
+        Args:
+            model: one of ``models``.
+            request: what to generate.
+            report: receives the progress.
+            owner: who may cancel it.
 
         Raises:
             ValueError: the request is out of range, or there is no policy for the model.
         """
         asked, tell = request.check(self.limits), report or _silent
-        policy = self.policy(model)
-        if policy is None:
-            raise ValueError(NO_POLICY.format(model))
         budget = Target(speedup=asked.speedup).budget(asked.steps)
         run = [ProfiledPrompt(asked.prompt.strip(), asked.seed)]
-        with self._running() as notes:
+        with self._running(owner) as notes:
+            self._search_policy(self._name(model))
+            policy = self.policy(model)
+            if policy is None:
+                raise ValueError(NO_POLICY.format(model))
             tell("load", 0, 0)
-            session = self._open(model).session(asked)
-            with self._each_step(session.pipe, self._check_cancelled):
-                tell("full run", 0, 2)
+            session = self._session(model, asked)
+            with self._stage("full run", session, tell):
                 full = session.generate(run)
-                tell("accelerated run", 1, 2)
+            with self._stage("accelerated run", session, tell):
                 fast = session.generate(run, policy, target=Target(compute_steps=budget))
         plan = fast.plan
         steps = tuple(range(asked.steps)) if plan is None else tuple(plan.compute_steps)
@@ -234,17 +222,20 @@ class Engine:
         model: str,
         prompts: str,
         request: Request,
-        speedups: Sequence[float] = (2.0, 3.0),
         report: Report | None = None,
+        *,
+        quick: bool = False,
+        owner: object = None,
     ) -> Opened:
-        """Make a policy for a model; it is used from now on.
+        """Make a policy for a model; it is used from now on, and written to the working folder.
 
         Args:
             model: one of ``models``.
-            prompts: one per line; a quarter of them is held out.
+            prompts: one per line; a quarter of them is held out, unless it is quick.
             request: gives steps and size.
-            speedups: those to refit and validate.
             report: receives the progress.
+            quick: profile only: nothing is tried, refitted or measured on held-out prompts.
+            owner: who may cancel it.
 
         Raises:
             Cancelled: ``cancel`` was called; the policy of before is still used.
@@ -256,28 +247,39 @@ class Engine:
             tell(name, 0, 0)
             return lambda done, total: tell(name, done, total)
 
-        with self._running() as notes:
-            loaded = self._open(model)
-            call = loaded.session(asked).call
-            with self._each_step(loaded.pipe, self._check_cancelled):
+        with self._running(owner) as notes:
+            tell("load", 0, 0)
+            session = self._session(self._name(model), asked)
+            with self._each_step(session.pipe, self._check_cancelled):
                 policy = calibrate(
-                    loaded.pipe,
+                    session.pipe,
                     texts,
-                    speedup=list(speedups),
+                    heldout=[] if quick else None,
+                    refit=not quick,
                     stage=stage,
                     provenance={"model": model},
-                    **call,
+                    **session.call,
                 )
-        self._use(model, policy)
-        return Opened(policy, tuple(notes))
+            self._use(model, policy)
+            file = self._keep(model, policy, notes)
+        return Opened(policy, tuple(notes), file)
 
-    def cancel(self) -> None:
-        """End the job that is running before its next network evaluation."""
+    def cancel(self, owner: object = None) -> bool:
+        """End the job of an owner before its next network evaluation; False if none is running."""
+        if not self._job.locked() or self._owner != owner:
+            return False
+        self._cancel.set()
+        return True
+
+    def close(self) -> None:
+        """End the job that is running, whoever started it."""
         self._cancel.set()
 
     def calibration_prompts(self, model: str, count: int) -> str:
-        """Prompts to calibrate a bundled model with, one per line; none for another."""
-        known = load_prompts(model, "calibration") if self._name(model) in MODELS else []
+        """Prompts to calibrate a model with, one per line: its own, or general ones."""
+        known: Sequence[str] = PROMPTS
+        if self._name(model) in MODELS:
+            known = load_prompts(model, "calibration")
         return "\n".join(known[:count])
 
     def _name(self, model: str) -> str:
@@ -288,6 +290,56 @@ class Engine:
     def _use(self, model: str, policy: Policy) -> None:
         self._policies[model] = policy
         self._curves = {key: curve for key, curve in self._curves.items() if key[0] != model}
+
+    def _keep(self, model: str, policy: Policy, notes: list[str]) -> str | None:
+        """Write a policy into the working folder, beside those of before; returns its name."""
+        if self._folder is None:
+            return None
+        path = free_name(self._folder / f"{model}.safetensors")
+        try:
+            policy.save(path)
+        except OSError as cause:
+            notes.append(f"the policy is not in the working folder: {cause.strerror or cause}")
+            return None
+        return path.name
+
+    def _search_policy(self, model: str) -> None:
+        """Use the newest policy of the working folder that was made for a model."""
+        if self._folder is None or model in self._policies or model in self._searched:
+            return
+        self._searched.add(model)
+        for path in find_policies(self._folder, self.limits):
+            try:
+                policy = Policy.load(path)
+                if Path(policy.provenance.get("model", model)).name != model:
+                    continue  # the same architecture may have other weights
+                check_pipeline(self._open(model).pipe, policy)
+            except (ValueError, TypeError, OSError):  # another kind of file, or another network
+                continue
+            self._use(model, policy)
+            return
+
+    def _session(self, model: str, asked: Request) -> Session:
+        """The pipeline of a model, called as requested; raise if a result does not fit."""
+        session = self._open(model).session(asked)
+        check_size(session.pipe, session.call)
+        return session
+
+    @contextmanager
+    def _stage(self, name: str, session: Session, tell: Report) -> Iterator[None]:
+        """One run, which reports its steps now and then, and can be cancelled at each."""
+        scheduler, steps, last = session.pipe.scheduler, session.call["num_inference_steps"], 0.0
+        tell(name, 0, steps)
+
+        def before() -> None:
+            nonlocal last
+            self._check_cancelled()
+            if time.monotonic() - last >= SECONDS_APART:
+                tell(name, getattr(scheduler, "step_index", None) or 0, steps)
+                last = time.monotonic()
+
+        with self._each_step(session.pipe, before):
+            yield
 
     def _open(self, model: str) -> _Loaded:
         """The pipeline of a model; the one of before is let go first, to have its memory."""
@@ -303,17 +355,29 @@ class Engine:
         return self._loaded
 
     @contextmanager
-    def _running(self) -> Iterator[list[str]]:
+    def _running(self, owner: object = None) -> Iterator[list[str]]:
         """One job; yields the list that its warnings are added to when it ends."""
         notes: list[str] = []
         with self._job, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             self._cancel.clear()
+            self._owner = owner
             try:
                 yield notes
             finally:
+                self._owner = None
                 found = (str(w.message) for w in caught if issubclass(w.category, UserWarning))
                 notes += dict.fromkeys(found)
+
+    @contextmanager
+    def _unless_busy(self) -> Iterator[bool]:
+        """Hold off jobs for a moment; False if one is running."""
+        free = self._job.acquire(blocking=False)
+        try:
+            yield free
+        finally:
+            if free:
+                self._job.release()
 
     @contextmanager
     def _each_step(self, pipe: Any, before: Callable[[], None]) -> Iterator[None]:
@@ -332,16 +396,15 @@ class Engine:
         if self._cancel.is_set():
             raise Cancelled("cancelled: nothing was changed")
 
-    def _curve(self, model: str, policy: Policy, asked: Request) -> dict[int, float] | None:
+    def _curve(
+        self, model: str, policy: Policy, asked: Request, *, free: bool
+    ) -> dict[int, float] | None:
         """Predicted error by the number of computed steps; None if a job is in the way."""
         key = model, asked.steps, asked.height, asked.width, asked.frames
         if key not in self._curves:
-            if not self._job.acquire(blocking=False):
+            if not free:
                 return None
-            try:
-                schedule = self._schedule(model, asked)
-            finally:
-                self._job.release()
+            schedule = self._schedule(model, asked)
             while len(self._curves) >= KEPT_CURVES:
                 self._curves.pop(next(iter(self._curves)))
             self._curves[key] = PlanSolver(policy).curve(schedule)
@@ -349,16 +412,16 @@ class Engine:
 
     def _schedule(self, model: str, asked: Request) -> Schedule:
         """The schedule that the pipeline sets for a request, which is left at its first step."""
-        loaded = self._open(model)
+        session = self._session(model, asked)
 
         def stop() -> None:
             raise _Stopped
 
-        with self._each_step(loaded.pipe, stop):
+        with self._each_step(session.pipe, stop):
             try:
-                loaded.session(asked).run([ProfiledPrompt(asked.prompt, asked.seed)])
+                session.run([ProfiledPrompt(asked.prompt, asked.seed)])
             except _Stopped:
-                return read_schedule(loaded.pipe.scheduler)
+                return read_schedule(session.pipe.scheduler)
         raise PolicyError("the pipeline evaluated no network")
 
 

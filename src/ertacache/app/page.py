@@ -7,27 +7,65 @@ expected is logged in the terminal with its traceback, and never sent.
 from __future__ import annotations
 
 import functools
-import logging
 import tempfile
+import traceback
+import uuid
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from ertacache.app import views
-from ertacache.app.engine import Cancelled, Engine, Opened
+from ertacache.app.contents import frontier_html, policy_html
+from ertacache.app.engine import Engine
+from ertacache.app.outcomes import Cancelled
 from ertacache.app.requests import Request, describe_failure
+from ertacache.app.views import (
+    prediction_html,
+    result_html,
+    show_figure,
+    show_notes,
+    write_video,
+)
 from ertacache.bench.results import read_results
-from ertacache.report.plots import draw_pareto
+from ertacache.report.plots import pareto
 
-__all__ = ["build_page", "serve"]
+__all__ = ["STYLE", "THEME", "build_page"]
 
-_LOG = logging.getLogger("ertacache")
-_JOB: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "job"}
+STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+THEME = gr.themes.Default(
+    primary_hue=gr.themes.colors.blue,
+    neutral_hue=gr.themes.colors.slate,
+    font=["system-ui", "sans-serif"],
+    font_mono=["ui-monospace", "monospace"],
+).set(
+    button_primary_background_fill="*primary_700",
+    button_primary_background_fill_hover="*primary_800",
+    button_primary_background_fill_dark="*primary_700",
+    block_label_text_color="*neutral_700",
+    block_title_text_color="*neutral_700",
+    block_info_text_color="*neutral_600",
+    body_text_color_subdued="*neutral_600",
+)
 MAX_QUEUE = 64  # jobs that wait
-SPEEDUPS = (1.0, 8.0)  # ends of the slider
+SPEEDUPS = (1.0, 10.0)  # ends of the slider
 PROMPTS = 8  # of a bundled model that are filled in
+KEPT_VIDEOS = 16
+DEPTHS = ("quick: profile only", "full: with trials, refit and held-out prompts")
+HEAD = (
+    "<h1>ertacache</h1><p>Compute some steps, predict the others: the same image or video with "
+    "fewer network evaluations.</p>"
+)
+EMPTY = '<div class="erta-empty">{}</div>'
+NOTHING = EMPTY.format("The full and the accelerated result appear here.")
+FIRST = (
+    "<p><b>This model has no policy yet.</b> A policy is made once: a quick calibration profiles a "
+    "few full runs and solves every speed-up from them. The tab <i>Calibrate</i> makes a better "
+    "one, the tab <i>Policy</i> opens a file.</p>"
+)
+_JOB: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "job"}
+_HIDDEN: dict[str, Any] = {"api_visibility": "private"}
 
 
 def _readable(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,13 +75,12 @@ def _readable(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except Cancelled as cause:
-            gr.Info(str(cause), title="Cancelled")
+        except Cancelled:
             return gr.skip()
         except (ValueError, OSError, MemoryError) as cause:
             raise _shown(cause) from None
         except Exception as cause:
-            _LOG.exception("a job of the app failed")
+            traceback.print_exc()  # in the terminal
             raise _shown(cause) from None
 
     return run
@@ -55,7 +92,7 @@ def _shown(cause: BaseException) -> gr.Error:
 
 
 class _Page:
-    """The handlers of one page; each takes the values of its inputs."""
+    """The handlers of the page; each takes the values of its inputs."""
 
     def __init__(self, engine: Engine, results: dict[str, Path], folder: Path) -> None:
         self.engine, self.results, self.folder = engine, results, folder
@@ -67,70 +104,94 @@ class _Page:
         frames = gr.update(value=asked.frames, visible=asked.frames is not None)
         return [*values, frames, self.engine.calibration_prompts(model, PROMPTS)]
 
-    def predict(self, model: str, *values: Any) -> str:
-        """What the slider says."""
-        return views.describe_prediction(self.engine.predict(model, Request(*values)))
+    def predict(self, model: str, _prompt: str, *values: Any) -> list[Any]:
+        """What the slider says; the first calibration is offered, or the button to generate.
 
-    def generate(self, model: str, *values: Any, progress: Any = gr.Progress()) -> list[Any]:  # noqa: B008  Gradio finds it so
+        A number that is still being written is no error to interrupt for.
+        """
+        try:
+            found = self.engine.predict(model, Request("any prompt", *values))
+        except ValueError as cause:
+            return [f"<p>{escape(describe_failure(cause))}</p>", gr.skip(), gr.skip()]
+        shown = (gr.update(visible=visible) for visible in (not found.ready, found.ready))
+        return [prediction_html(found), *shown]
+
+    def generate(
+        self,
+        request: gr.Request,
+        progress: Any = gr.Progress(),  # noqa: B008  Gradio finds it so
+        model: str = "",
+        *values: Any,
+    ) -> str:
         """Both results and what was measured."""
-        report = functools.partial(_show_progress, progress)
-        made = self.engine.generate(model, Request(*values), report)
-        strip = views.draw_strip(made.compute_steps, made.num_steps)
-        rows = views.describe_outcome(made)
-        if made.full.ndim == 4:
-            with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".webp", delete=False) as file:
-                path = views.write_video(made, Path(file.name))
-            video = gr.update(value=str(path), visible=True)
-            hidden = gr.update(value=None, visible=False)
-            return [hidden, hidden, video, rows, strip]
-        full, fast, apart = views.shown_images(made)
-        hidden = gr.update(value=None, visible=False)
-        slider, map_ = (gr.update(value=v, visible=True) for v in ((full, fast), apart))
-        return [slider, map_, hidden, rows, strip]
+        owner, report = request.session_hash, functools.partial(_show_progress, progress)
+        made = self.engine.generate(model, Request(*values), report, owner=owner)
+        return result_html(made, None if made.full.ndim == 3 else self._write(made))
+
+    def begin(
+        self,
+        request: gr.Request,
+        progress: Any = gr.Progress(),  # noqa: B008
+        model: str = "",
+        prompts: str = "",
+        *values: Any,
+    ) -> str:
+        """For a model without a policy: a quick calibration, then both results."""
+        owner, report = request.session_hash, functools.partial(_show_progress, progress)
+        self.engine.calibrate(model, prompts, Request(*values), report, quick=True, owner=owner)
+        return self.generate(request, progress, model, *values)
 
     def calibrate(
         self,
-        model: str,
-        prompts: str,
-        steps: float,
-        height: float,
-        width: float,
-        frames: float | None,
-        progress: Any = gr.Progress(),  # noqa: B008  Gradio finds it so
+        request: gr.Request,
+        progress: Any = gr.Progress(),  # noqa: B008
+        model: str = "",
+        prompts: str = "",
+        depth: str = "",
+        *values: Any,
     ) -> list[Any]:
         """A policy for a model: its frontier, and the file to keep."""
-        asked = Request("calibration", 0, steps, height, width, frames)  # type: ignore[arg-type]
-        report = functools.partial(_show_progress, progress)
-        made = self.engine.calibrate(model, prompts, asked, report=report)
+        owner, report = request.session_hash, functools.partial(_show_progress, progress)
+        made = self.engine.calibrate(
+            model, prompts, Request(*values), report, quick=depth == DEPTHS[0], owner=owner
+        )
         path = self.folder / f"{model}.safetensors"
         made.policy.save(path)
-        return [*self._policy(made), str(path)]
+        kept = [] if made.file is None else [f"{made.file} is in the working folder."]
+        shown = show_notes([f"The policy is used for {model} from now on.", *kept, *made.notes])
+        return [shown + frontier_html(made.policy), gr.update(value=str(path), visible=True)]
 
-    def open(self, path: str | None, model: str, use: bool) -> list[Any]:
+    def cancel(self, request: gr.Request) -> None:
+        """End the job of this browser tab."""
+        if self.engine.cancel(request.session_hash):
+            gr.Info("Cancelled: the job ends before its next network evaluation.")
+
+    def open(self, path: str | None, model: str, use: bool) -> str:
         """What is in a file that was dropped."""
         if path is None:
-            return [None, None, [], ""]
+            return EMPTY.format("Everything in the file appears here.")
         made = self.engine.open_policy(Path(path), model=model if use else None)
-        return [views.policy_facts(made.policy), *self._policy(made)]
+        used = [f"It is used for {model} from now on."] if use else []
+        return show_notes([*used, *made.notes]) + policy_html(made.policy)
 
-    def pareto(self, name: str) -> Any:
+    def pareto(self, name: str) -> str:
         """The Pareto plot of a results file."""
         if name not in self.results:
             raise ValueError(f"there is no results file {str(name)[:80]!r}")
-        figure = draw_pareto(read_results(self.results[name])[1])
-        figure.set_layout_engine("constrained")  # the legend is beside the axes
-        return figure
+        return show_figure(pareto(read_results(self.results[name])[1]), f"Pareto plot of {name}")
 
-    def _policy(self, made: Opened) -> list[Any]:
-        return [
-            views.draw_frontier(made.policy),
-            views.frontier_table(made.policy),
-            views.notes_html(made.notes),
-        ]
+    def _write(self, made: Any) -> str:
+        """Write a video into the folder of the session; the oldest ones are removed."""
+        path = self.folder / f"{uuid.uuid4().hex}.mp4"
+        write_video(made, path)
+        old = sorted(self.folder.glob("*.mp4"), key=lambda file: file.stat().st_mtime)
+        for file in old[:-KEPT_VIDEOS]:
+            file.unlink(missing_ok=True)
+        return f"/gradio_api/file={path}"
 
 
 def _show_progress(progress: Any, stage: str, done: int, total: int) -> None:
-    progress((done, total) if total else 0, desc=stage)
+    progress((done, total) if total else 0, desc=stage, unit="done")
 
 
 def build_page(engine: Engine, results: dict[str, Path], folder: Path) -> gr.Blocks:
@@ -145,139 +206,154 @@ def build_page(engine: Engine, results: dict[str, Path], folder: Path) -> gr.Blo
     first = next(iter(engine.models))
     blocks: gr.Blocks
     with gr.Blocks(title="ertacache", analytics_enabled=False, delete_cache=(600, 3600)) as blocks:
-        gr.Markdown("# ertacache\nFewer network evaluations, nearly the same output.")
+        gr.HTML(HEAD)
         model = gr.Dropdown(list(engine.models), value=first, label="Model")
-        with gr.Tab("Generate"):
-            settings = _generate_tab(page, model)
-        with gr.Tab("Calibrate"):
-            prompts = _calibrate_tab(page, model, settings)
-        with gr.Tab("Policy"):
-            _policy_tab(page, model)
-        with gr.Tab("Benchmark"):
-            _benchmark_tab(page)
-        filled = [*settings, prompts]
-        for trigger in (model.change, blocks.load):
-            trigger(_readable(page.choose), model, filled, api_visibility="private")
+        with gr.Tabs():
+            with gr.Tab("Generate"):
+                settings, connect = _generate_tab(page, model)
+            with gr.Tab("Calibrate"):
+                prompts = _calibrate_tab(page, model, settings)
+            with gr.Tab("Policy"):
+                _policy_tab(page, model)
+            with gr.Tab("Benchmark"):
+                _benchmark_tab(page, blocks)
+        connect(prompts, blocks.load)
     blocks.queue(max_size=MAX_QUEUE)
     return blocks
 
 
-def _generate_tab(page: _Page, model: Any) -> list[Any]:
-    """The first tab; returns prompt, seed, steps, height, width and frames."""
-    prompt = gr.Textbox(label="Prompt", lines=2, max_length=page.engine.limits.prompt)
+def _generate_tab(page: _Page, model: Any) -> tuple[list[Any], Callable[..., None]]:
+    """The first tab.
+
+    Returns:
+        Prompt, seed, steps, height, width, frames and speed-up; and what connects them, once there
+        are calibration prompts.
+    """
+    asked = page.engine.default_request(model.value)
     with gr.Row():
-        names = ("Seed", "Steps", "Height", "Width", "Frames")
-        numbers = [gr.Number(label=name, precision=0, min_width=90) for name in names]
-    low, high = SPEEDUPS
-    speedup = gr.Slider(low, high, value=2.0, step=0.05, label="Speed-up")
-    predicted = gr.Textbox(label="Prediction", interactive=False)
-    with gr.Row():
-        start = gr.Button("Generate", variant="primary")
-        stop = gr.Button("Cancel")
-    compared = gr.ImageSlider(label="Full run | accelerated", interactive=False, type="pil")
-    video = gr.Image(label="Full run, accelerated, difference", visible=False, type="filepath")
-    strip = gr.HTML(label="Compute schedule")
-    with gr.Row():
-        apart = gr.Image(label="Difference, 8 times", interactive=False)
-        measured = gr.Dataframe(
-            headers=["", "measured"], label="Comparison", interactive=False, wrap=True
+        with gr.Column(scale=5, min_width=300):
+            prompt = gr.Textbox(
+                asked.prompt, label="Prompt", lines=2, max_length=page.engine.limits.prompt
+            )
+            with gr.Row():
+                numbers = [
+                    gr.Number(
+                        getattr(asked, name.lower()),
+                        label=name,
+                        precision=0,
+                        min_width=80,
+                        visible=getattr(asked, name.lower()) is not None,
+                    )
+                    for name in ("Seed", "Steps", "Height", "Width", "Frames")
+                ]
+            speedup = gr.Slider(*SPEEDUPS, value=2.0, step=0.01, label="Speed-up")
+            predicted = gr.HTML(elem_classes="erta-prediction", elem_id="prediction")
+            with gr.Column(visible=False, elem_id="first") as offer:
+                gr.HTML(FIRST)
+                first = gr.Button("Calibrate quickly and generate", variant="primary")
+            with gr.Row():
+                start = gr.Button("Generate", variant="primary", min_width=120)
+                stop = gr.Button("Cancel", min_width=120)
+        with gr.Column(scale=6, min_width=300):
+            result = gr.HTML(NOTHING, elem_id="result", min_height=200)
+    settings = [prompt, *numbers, speedup]
+    shown: dict[str, Any] = {"outputs": result, "show_progress_on": result, **_JOB, **_HIDDEN}
+
+    def connect(prompts: Any, load: Any) -> None:
+        foresee: dict[str, Any] = {
+            "fn": _readable(page.predict),
+            "inputs": [model, *settings],
+            "outputs": [predicted, offer, start],
+            "show_progress": "hidden",
+            **_HIDDEN,
+        }
+        for each in (speedup, *numbers):
+            each.input(**foresee, trigger_mode="always_last")
+        filled = [*settings[:-1], prompts]
+        load(**foresee)
+        chosen = model.input(
+            _readable(page.choose), model, filled, show_progress="hidden", **_HIDDEN
         )
-    inputs = [model, prompt, *numbers, speedup]
-    hidden: dict[str, Any] = {"api_visibility": "private"}
-    for trigger in (speedup.change, *(each.change for each in numbers)):
-        trigger(
-            _readable(page.predict),
-            inputs,
-            predicted,
-            show_progress="hidden",
-            trigger_mode="always_last",
-            **hidden,
-        )
-    outputs = [compared, apart, video, measured, strip]
-    start.click(
-        _readable(page.generate), inputs, outputs, show_progress_on=compared, **_JOB, **hidden
-    )
-    stop.click(page.engine.cancel, queue=False, **hidden)
-    return [prompt, *numbers]
+        chosen.then(**foresee)
+        run = start.click(_readable(page.generate), [model, *settings], **shown)
+        made = first.click(_readable(page.begin), [model, prompts, *settings], **shown)
+        for job in (run, made):
+            job.then(**foresee)
+        stop.click(page.cancel, cancels=[run, made], **_HIDDEN)
+
+    return settings, connect
 
 
 def _calibrate_tab(page: _Page, model: Any, settings: list[Any]) -> Any:
     """The second tab; returns the prompts. Steps and size are those of the first."""
-    gr.Markdown("Steps and size are those of the first tab. A quarter of the prompts is held out.")
-    prompts = gr.Textbox(label="Calibration prompts, one per line", lines=8)
     with gr.Row():
-        start = gr.Button("Calibrate", variant="primary")
-        stop = gr.Button("Cancel")
-    figure = gr.Plot(label="Frontier")
-    table = gr.Dataframe(headers=views.FRONTIER_COLUMNS, label="Frontier", interactive=False)
-    notes, file = gr.HTML(), gr.File(label="Policy file", interactive=False)
-    _prompt, _seed, *sizes = settings
-    hidden: dict[str, Any] = {"api_visibility": "private"}
-    start.click(
+        with gr.Column(scale=5, min_width=300):
+            prompts = gr.Textbox(
+                page.engine.calibration_prompts(model.value, PROMPTS),
+                label="Calibration prompts, one per line",
+                info="8 to 32 are good. Steps and size are those of the tab Generate.",
+                lines=8,
+                max_lines=16,
+                elem_id="prompts",
+            )
+            depth = gr.Radio(DEPTHS, value=DEPTHS[1], label="Calibration")
+            with gr.Row():
+                start = gr.Button("Calibrate", variant="primary", min_width=120)
+                stop = gr.Button("Cancel", min_width=120)
+            file = gr.DownloadButton("Download the policy", visible=False)
+        with gr.Column(scale=6, min_width=300):
+            result = gr.HTML(
+                EMPTY.format("The frontier appears here."), elem_id="calibrated", min_height=200
+            )
+    run = start.click(
         _readable(page.calibrate),
-        [model, prompts, *sizes],
-        [figure, table, notes, file],
-        show_progress_on=figure,
+        [model, prompts, depth, *settings],
+        [result, file],
+        show_progress_on=result,
         **_JOB,
-        **hidden,
+        **_HIDDEN,
     )
-    stop.click(page.engine.cancel, queue=False, **hidden)
+    stop.click(page.cancel, cancels=[run], **_HIDDEN)
     return prompts
 
 
 def _policy_tab(page: _Page, model: Any) -> None:
     """The third tab: drop a file, see what is in it."""
-    file = gr.File(label="Policy file", file_types=[".safetensors"], type="filepath")
+    file = gr.File(
+        label="Drop a policy file here",
+        file_types=[".safetensors"],
+        type="filepath",
+        height=140,
+        elem_id="policy-file",
+    )
     use = gr.Checkbox(label="Use it for the chosen model", value=True)
-    facts = gr.Dataframe(headers=["", "value"], label="Content", interactive=False, wrap=True)
-    figure = gr.Plot(label="Frontier")
-    table = gr.Dataframe(headers=views.FRONTIER_COLUMNS, label="Frontier", interactive=False)
-    notes = gr.HTML()
-    outputs = [facts, figure, table, notes]
+    content = gr.HTML(page.open(None, "", False), elem_id="policy", min_height=200)
     file.change(
         _readable(page.open),
         [file, model, use],
-        outputs,
-        show_progress_on=facts,
+        content,
+        show_progress_on=content,
         **_JOB,
-        api_visibility="private",
+        **_HIDDEN,
     )
 
 
-def _benchmark_tab(page: _Page) -> None:
+def _benchmark_tab(page: _Page, blocks: Any) -> None:
     """The fourth tab: a Pareto plot per results file."""
     if not page.results:
-        gr.Markdown("There are no results files of `ertacache bench` in the working folder.")
+        gr.HTML(
+            EMPTY.format(
+                "There are no results files in the working folder. <code>ertacache bench</code> "
+                "writes them."
+            )
+        )
         return
     names = list(page.results)
-    name = gr.Dropdown(names, value=None, label="Results of ertacache bench")
-    plot = gr.Plot(label="Pareto plot")
-    name.change(_readable(page.pareto), name, plot, api_visibility="private")
-
-
-def serve(
-    engine: Engine, *, results: dict[str, Path], host: str, port: int, browser: bool = True
-) -> None:
-    """Serve the page until it is interrupted; files of the session are removed then.
-
-    Args:
-        engine: runs the jobs.
-        results: results files by name.
-        host: address to listen on.
-        port: port to listen on.
-        browser: open the page in a browser.
-    """
-    with tempfile.TemporaryDirectory(prefix="ertacache-app-") as folder:
-        build_page(engine, results, Path(folder)).launch(
-            server_name=host,
-            server_port=port,
-            inbrowser=browser,
-            share=False,
-            show_error=False,
-            max_file_size=engine.limits.upload,
-            allowed_paths=[folder],
-            footer_links=[],
-            enable_monitoring=False,
-            ssr_mode=False,
-            quiet=True,
-        )
+    name = gr.Dropdown(names, value=names[0], label="Results of ertacache bench")
+    gr.HTML(
+        "<p>Each method on the same held-out prompts and seeds: quality against the cost of the "
+        "network. Up and to the left is better.</p>"
+    )
+    plot = gr.HTML(elem_id="pareto", min_height=200)
+    for trigger in (name.change, blocks.load):
+        trigger(_readable(page.pareto), name, plot, show_progress="hidden", **_HIDDEN)

@@ -10,9 +10,19 @@ import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-__all__ = ["Limits", "Request", "check_prompts", "check_upload", "describe_failure", "find_models"]
+from ertacache.formats.text import one_line
 
-MAX_MESSAGE = 400  # characters
+__all__ = [
+    "Limits",
+    "Request",
+    "check_prompts",
+    "check_upload",
+    "describe_failure",
+    "find_models",
+    "find_policies",
+    "free_name",
+]
+
 _INDEX = "model_index.json"
 
 
@@ -143,6 +153,30 @@ def find_models(folder: Path) -> dict[str, Path]:
     return found
 
 
+def find_policies(folder: Path, limits: Limits) -> list[Path]:
+    """Files in a folder that may be policies, the newest first; without links that lead out."""
+    root, found = folder.resolve(), []
+    for path in root.glob("*.safetensors"):
+        if path.is_file() and path.resolve().is_relative_to(root):
+            facts = path.stat()
+            if facts.st_size <= limits.upload:
+                found.append((-facts.st_mtime, path))
+    return [path for _, path in sorted(found)]
+
+
+def free_name(path: Path) -> Path:
+    """A file name that is not taken: the given one, or with a number.
+
+    Example:
+        >>> free_name(Path("no-such.file")).name
+        'no-such.file'
+    """
+    found, number = path, 2
+    while found.exists() or found.is_symlink():
+        found, number = path.with_name(f"{path.stem}-{number}{path.suffix}"), number + 1
+    return found
+
+
 def describe_failure(error: BaseException, *hidden: str | os.PathLike[str]) -> str:
     r"""What went wrong on one line, without control characters and without hidden paths.
 
@@ -150,8 +184,7 @@ def describe_failure(error: BaseException, *hidden: str | os.PathLike[str]) -> s
         >>> describe_failure(ValueError("cannot load '/tmp/x/a.file':\n too short"), "/tmp/x")
         "cannot load 'a.file': too short"
     """
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = str(error) if str(error).strip() else type(error).__name__
     for path in hidden:
         text = text.replace(os.fspath(path) + os.sep, "").replace(os.fspath(path), "")
-    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-    return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + " ..."
+    return one_line(text)

@@ -1,177 +1,184 @@
-"""What the page shows, as images, figures, tables and HTML: no model is run here.
+"""What the page shows, as HTML: no model is run here.
 
-Everything that comes from a file or a prompt is escaped, or shown in a table of plain text.
+Everything that comes from a file or a prompt is escaped. Images and figures are part of the HTML;
+a figure is an image, so that nothing inside of it is run.
 """
 
 from __future__ import annotations
 
-import html
-import math
-from collections.abc import Sequence
+import base64
+import io
+from collections.abc import Iterable, Sequence
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
-from ertacache.app.engine import Outcome, Prediction
+from ertacache.app.outcomes import Outcome, Prediction
 from ertacache.formats.policy import Policy
+from ertacache.formats.text import decibels
 from ertacache.integration.solve import PlanSolver
+from ertacache.metrics.encoding import encode_video
 from ertacache.metrics.image import to_image
-from ertacache.report.grids import difference, labelled_row
-
-if TYPE_CHECKING:
-    from PIL import Image
+from ertacache.report.grids import difference
 
 __all__ = [
-    "FRONTIER_COLUMNS",
-    "describe_outcome",
-    "describe_prediction",
     "draw_frontier",
-    "draw_strip",
-    "frontier_table",
-    "notes_html",
-    "policy_facts",
-    "shown_images",
+    "prediction_html",
+    "result_html",
+    "show_figure",
+    "show_mask",
+    "show_notes",
+    "show_table",
     "write_video",
 ]
 
-SHOWN_SIDE = 512  # pixels that a small image is enlarged to, at most
+SMALL_SIDE = 256  # pixels up to which the pixels of an image are shown as squares
+VIDEO_SIDE = 256  # pixels that the frames of a small video are enlarged to
 FPS = 16
-FRONTIER_COLUMNS = ["computed steps", "fewer", "predicted PSNR", "measured PSNR", "step mask"]
-_COMPUTED, _REUSED = "█", "·"
+_MOVE = "this.parentNode.style.setProperty('--at', this.value + '%')"
 
 
-def shown_images(outcome: Outcome) -> tuple[Image.Image, Image.Image, Image.Image]:
-    """The full result, the accelerated one, and eight times their difference, enlarged."""
-    scale = max(1, SHOWN_SIDE // max(outcome.full.shape[-2:]))
-    gap = difference(outcome.accelerated, outcome.full)
-    full, fast, apart = (
-        to_image(each, scale=scale) for each in (outcome.full, outcome.accelerated, gap)
+def result_html(outcome: Outcome, video: str | None = None) -> str:
+    """Two results and what was measured of them.
+
+    Args:
+        outcome: the results.
+        video: address of the file that ``write_video`` wrote; None for images.
+    """
+    if video is None:
+        shown = _images(outcome)
+    else:
+        names = ("full run", "accelerated", "difference, 8 times")
+        labels = "".join(f"<span>{name}</span>" for name in names)
+        shown = (
+            f'<figure class="erta-video"><video src="{escape(video)}" controls autoplay loop muted '
+            'playsinline aria-label="full run, accelerated run and their difference"></video>'
+            f"<figcaption>{labels}</figcaption></figure>"
+        )
+    strip = show_mask(outcome.compute_steps, outcome.num_steps)
+    label = (
+        f"{len(outcome.compute_steps)} of {outcome.num_steps} steps computed (filled), the others "
+        "reused"
     )
-    return full, fast, apart
+    schedule = f'<p class="erta-label">Compute schedule: {label}</p>{strip}'
+    return f"{shown}{_measured(outcome)}{schedule}{show_notes(outcome.notes)}"
 
 
-def write_video(outcome: Outcome, path: Path) -> Path:
-    """Both videos and their difference as one lossless animation, so that they play in step."""
+def _images(outcome: Outcome) -> str:
+    """A divider to drag between the two images, and the difference beside it."""
     gap = difference(outcome.accelerated, outcome.full)
-    scale = max(1, SHOWN_SIDE // (2 * max(outcome.full.shape[-2:])))
-    panels = [("full run", outcome.full), ("accelerated", outcome.accelerated)]
-    row = labelled_row([(name, _enlarge(v, scale)) for name, v in [*panels, ("8 x diff.", gap)]])
-    first, *rest = (to_image(frame) for frame in row)
-    first.save(path, save_all=True, append_images=rest, duration=1000 // FPS, loop=0, lossless=True)
-    return path
+    full, fast, apart = (_source(each) for each in (outcome.full, outcome.accelerated, gap))
+    height, width = outcome.full.shape[-2:]
+    small = " erta-pixels" if max(height, width) <= SMALL_SIDE else ""
+    shape = f'style="aspect-ratio:{width}/{height}"'
+    return (
+        f'<div class="erta-pair{small}"><figure><div class="erta-compare" {shape}>'
+        f'<img src="{full}" alt="full run"><img class="erta-over" src="{fast}" '
+        'alt="accelerated run"><span class="erta-line"></span>'
+        '<input type="range" min="0" max="100" value="50" step="0.5" '
+        f'aria-label="divider between full and accelerated run" oninput="{_MOVE}"></div>'
+        "<figcaption><span>full run</span><span>accelerated</span></figcaption></figure>"
+        f'<figure><img src="{apart}" {shape} alt="difference of the two, 8 times">'
+        "<figcaption><span>difference, 8 times</span></figcaption></figure></div>"
+    )
 
 
-def _enlarge(video: Tensor, scale: int) -> Tensor:
-    return video.repeat_interleave(scale, -1).repeat_interleave(scale, -2)
+def _source(image: Tensor) -> str:
+    data = io.BytesIO()
+    to_image(image.nan_to_num()).save(data, format="PNG")
+    return _data("image/png", data.getvalue())
 
 
-def draw_strip(compute_steps: Sequence[int], num_steps: int) -> str:
-    """The compute schedule as HTML: one cell per step, filled where the network is evaluated.
+def _data(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _measured(outcome: Outcome) -> str:
+    """PSNR, SSIM, LPIPS and seconds as cells with a name and a value each."""
+    cells, missing = [], []
+    for name, score in outcome.scores.items():
+        if isinstance(score, str):
+            missing.append(f"{name} is not available: {score}")
+        else:
+            cells.append((name, decibels(score) if name == "PSNR" else f"{score:.4f}"))
+    gain = outcome.full_seconds / outcome.seconds
+    cells.append(("Full run", f"{outcome.full_seconds:.2f} s"))
+    cells.append(("Accelerated", f"{outcome.seconds:.2f} s"))
+    cells.append(("Faster", f"{gain:.2f}x"))
+    items = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in cells)
+    return f'<dl class="erta-cells">{items}</dl>{show_notes(missing)}'
+
+
+def write_video(outcome: Outcome, path: Path) -> None:
+    """Both videos and their difference side by side in one file, so that they play in step."""
+    import torch
+
+    gap = difference(outcome.accelerated, outcome.full)
+    scale = max(1, VIDEO_SIDE // max(outcome.full.shape[-2:]))
+    panels = torch.cat([outcome.full, outcome.accelerated, gap], dim=-1).nan_to_num()
+    shown = panels.repeat_interleave(scale, -1).repeat_interleave(scale, -2)
+    encode_video(shown, path, fps=FPS)
+
+
+def show_mask(compute_steps: Iterable[int], num_steps: int) -> str:
+    """A compute schedule: one cell per step, filled where the network is evaluated.
 
     Example:
-        >>> draw_strip([0, 2], 4).count("<rect")
+        >>> show_mask([0, 2], 4).count("<rect")
         4
     """
     computed, cells = set(compute_steps), []
     for step in range(num_steps):
         kind = "computed" if step in computed else "reused"
-        colour = "#0072b2" if step in computed else "none"
         cells.append(
-            f'<rect x="{10 * step + 1}" y="1" width="8" height="18" fill="{colour}" '
-            f'stroke="#0072b2" vector-effect="non-scaling-stroke">'
+            f'<rect class="erta-{kind}" x="{10 * step + 1}" y="1" width="8" height="18">'
             f"<title>step {step + 1}: {kind}</title></rect>"
         )
     label = f"{len(computed)} of {num_steps} steps computed"
     return (
-        f'<svg role="img" aria-label="{label}" viewBox="0 0 {10 * num_steps} 20" '
-        f'style="width:100%;max-height:28px" preserveAspectRatio="none">{"".join(cells)}</svg>'
-        f"<p>{label}; filled: computed, empty: reused</p>"
+        f'<svg class="erta-mask" role="img" aria-label="{label}" '
+        f'viewBox="0 0 {10 * num_steps} 20" preserveAspectRatio="none">{"".join(cells)}</svg>'
     )
 
 
-def describe_prediction(found: Prediction) -> str:
-    """What the slider says, in one line.
+def prediction_html(found: Prediction) -> str:
+    """What the slider says.
 
     Example:
-        >>> describe_prediction(Prediction(10, 30, 41.25))
-        '10 of 30 network evaluations (3.00x fewer), predicted PSNR 41.2 dB'
+        >>> text = prediction_html(Prediction(10, 30, 41.25))
+        >>> "<b>10 of 30</b> network evaluations (3.00x fewer)" in text, "<b>41.2 dB</b>" in text
+        (True, True)
     """
     times = found.num_steps / found.computed
-    text = f"{found.computed} of {found.num_steps} network evaluations ({times:.2f}x fewer)"
+    counts = (
+        f"<b>{found.computed} of {found.num_steps}</b> network evaluations ({times:.2f}x fewer)"
+    )
+    if not found.ready:
+        return f"<p>{counts}</p>"
     if found.psnr is None:
-        return f"{text}; no predicted PSNR: {found.why}"
-    return f"{text}, predicted PSNR {_decibels(found.psnr)}"
+        return f"<p>{counts}</p><p>No predicted PSNR: {escape(found.why)}.</p>"
+    return (
+        f"<p>{counts}, predicted PSNR <b>{decibels(found.psnr)}</b></p>"
+        "<p><small>A mean over prompts: one image can be several dB better or worse.</small></p>"
+    )
 
 
-def describe_outcome(outcome: Outcome) -> list[list[str]]:
-    """What was measured, as rows of a table: a name and a value."""
-    rows = []
-    for name, score in outcome.scores.items():
-        if isinstance(score, str):
-            shown = f"not available: {score}"
-        else:
-            shown = _decibels(score) if name == "PSNR" else f"{score:.4f}"
-        rows.append([name, shown])
-    rows.append(["full run", f"{outcome.full_seconds:.2f} s"])
-    gain = outcome.full_seconds / outcome.seconds
-    rows.append(["accelerated run", f"{outcome.seconds:.2f} s, {gain:.2f}x faster"])
-    return rows + [["note", note] for note in outcome.notes]
-
-
-def policy_facts(policy: Policy) -> list[list[str]]:
-    """Everything a policy file says besides its numbers, as rows of a table."""
-    run, profile = policy.fingerprint, policy.profile
-    rows = [
-        ["pipeline", run.pipeline],
-        ["network", f"{run.denoiser} ({run.denoiser_hash[:12]}), {run.dtype}"],
-        ["scheduler", run.scheduler],
-        ["scheduler settings", ", ".join(f"{k}={v}" for k, v in run.scheduler_config.items())],
-        ["prediction", run.prediction],
-        ["guidance", "; ".join(f"{k} {list(v)}" for k, v in run.guidance.items()) or "none"],
-        ["latent", " x ".join(map(str, run.latent_shape))],
-        ["versions", ", ".join(f"{k} {v}" for k, v in run.versions.items())],
-    ]
-    if profile is None:
-        rows.append(["profile", "none"])
-    else:
-        rows.append(["profile", f"{profile.num_runs} runs of {profile.num_steps} steps"])
-        rows += [["prompt", f"{each.prompt} (seed {each.seed})"] for each in profile.runs[:8]]
-    rows += [["plan", str(plan)] for plan in policy.plans]
-    return rows + [list(entry) for entry in policy.provenance.items()]
-
-
-def frontier_table(policy: Policy) -> list[list[str]]:
-    """The frontier of a policy, a row for every number of computed steps."""
-    if policy.profile is None:
-        return []
-    steps = policy.profile.num_steps
-    return [
-        [
-            str(len(row.compute_steps)),
-            f"{steps / len(row.compute_steps):.2f}x",
-            _decibels(row.predicted_psnr),
-            "" if row.measured_psnr is None else _decibels(row.measured_psnr),
-            "".join(_COMPUTED if k in row.compute_steps else _REUSED for k in range(steps)),
-        ]
-        for row in PlanSolver(policy).rows()
-    ]
-
-
-def draw_frontier(policy: Policy) -> Any:
-    """PSNR against the number of computed steps, predicted and measured, as a figure.
+def draw_frontier(policy: Policy) -> str:
+    """PSNR against the number of computed steps, predicted and measured.
 
     Returns:
-        A matplotlib figure; None for a policy without a profile.
+        An image as HTML; a sentence for a policy without a profile.
     """
     if policy.profile is None:
-        return None
+        return "<p>The policy has no profile, so that it has no frontier.</p>"
     from matplotlib.figure import Figure
 
     steps = policy.profile.num_steps
     rows = [row for row in PlanSolver(policy).rows() if len(row.compute_steps) < steps]
-    figure = Figure(figsize=(7, 4), layout="tight")
-    axis = figure.subplots()
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axis: Any = figure.subplots()
     counts = [len(row.compute_steps) for row in rows]
     axis.plot(counts, [row.predicted_psnr for row in rows], color="#0072b2", label="predicted")
     known = [(len(r.compute_steps), r.measured_psnr) for r in rows if r.measured_psnr is not None]
@@ -181,19 +188,40 @@ def draw_frontier(policy: Policy) -> Any:
     axis.set_ylabel("PSNR to the full run [dB]")
     axis.grid(alpha=0.3)
     axis.legend()
-    return figure
+    data = io.StringIO()
+    figure.savefig(data, format="svg", metadata={"Date": None})
+    return show_figure(data.getvalue(), f"predicted PSNR for 2 to {steps - 1} computed steps")
 
 
-def notes_html(notes: Sequence[str]) -> str:
+def show_figure(svg: str, label: str) -> str:
+    """An SVG as an image on white, which can be scrolled where it is narrow."""
+    source = _data("image/svg+xml", svg.encode())
+    image = f'<img src="{source}" alt="{escape(label)}">'
+    return f'<div class="erta-figure" tabindex="0" role="group" aria-label="figure">{image}</div>'
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, label: str) -> str:
+    """A table; cells are HTML already.
+
+    Example:
+        >>> show_table(["a"], [["1"]], label="one").count("<td>")
+        1
+    """
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
+    lines = ("".join(f"<td>{cell}</td>" for cell in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return (
+        f'<div class="erta-table" tabindex="0" role="group" aria-label="{escape(label)}">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def show_notes(notes: Sequence[str]) -> str:
     """Warnings as a list; nothing if there are none.
 
     Example:
-        >>> notes_html(["a < b"])
-        '<ul><li>a &lt; b</li></ul>'
+        >>> show_notes(["a < b"])
+        '<ul class="erta-notes"><li>a &lt; b</li></ul>'
     """
-    items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
-    return f"<ul>{items}</ul>" if items else ""
-
-
-def _decibels(value: float) -> str:
-    return "identical" if math.isinf(value) else f"{value:.1f} dB"
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return f'<ul class="erta-notes">{items}</ul>' if items else ""

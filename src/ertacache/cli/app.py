@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,9 +41,8 @@ def app(
     if not folder.is_dir():
         raise ValueError(f"there is no folder {str(folder)!r}")
     _check_port(host, port)
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # nothing is reported to anyone
     from ertacache.app.engine import Engine
-    from ertacache.app.page import serve
+    from ertacache.app.server import serve
 
     if host not in (HOST, "localhost", "::1"):
         print_line(OPEN.format(host))

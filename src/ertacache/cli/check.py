@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ertacache.cli.console import Stages, decibels, print_line, print_table
+from ertacache.cli.console import Stages, print_line, print_table
 from ertacache.cli.loading import load_policy, open_model, read_prompts, readable_failures
 from ertacache.cli.options import (
     BatchSize,
@@ -26,6 +26,7 @@ from ertacache.cli.options import (
 from ertacache.cli.output import JsonFile
 from ertacache.cli.policies import NOT_RECOMMENDED
 from ertacache.cli.writing import check_json, write_json
+from ertacache.formats.text import decibels
 
 if TYPE_CHECKING:
     from ertacache.formats.checked import Check

@@ -5,7 +5,6 @@ Results go to standard output, progress to standard error; colour only on a term
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -13,8 +12,8 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ertacache.cli.group import one_line
 from ertacache.cli.output import is_quiet, results_stream
+from ertacache.formats.text import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Stages",
-    "decibels",
     "draw_mask",
     "duration",
     "print_fact",
@@ -84,16 +82,6 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str 
     console.width = ANY_WIDTH
     console.print(table)
     print_line("")
-
-
-def decibels(value: float) -> str:
-    """A PSNR as it is printed.
-
-    Example:
-        >>> decibels(44.79), decibels(float("inf"))
-        ('44.8 dB', 'identical')
-    """
-    return "identical" if math.isinf(value) else f"{value:.1f} dB"
 
 
 def draw_mask(compute_steps: Iterable[int], num_steps: int) -> Text:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ertacache.cli.console import Stages, decibels, print_line, print_table
+from ertacache.cli.console import Stages, print_line, print_table
 from ertacache.cli.options import CallOptions, Force, Steps
 from ertacache.cli.output import JsonFile
 from ertacache.cli.writing import check_json, open_output, write_image, write_json
+from ertacache.formats.text import decibels
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import ertacache
-from ertacache.cli.console import Stages, decibels, print_line
+from ertacache.cli.console import Stages, print_line
 from ertacache.cli.group import processes_of
 from ertacache.cli.loading import load_policy, open_model, read_prompts, readable_failures
 from ertacache.cli.options import CallOptions, Model, PromptsFile, RunTarget, given_options
 from ertacache.cli.output import JsonFile
-from ertacache.cli.sizes import differing_size
 from ertacache.cli.writing import (
     FPS,
     Destination,
     check_json,
-    check_video_writer,
     find_destination,
     finite,
     side_by_side,
     write,
     write_json,
 )
+from ertacache.formats.text import decibels
+from ertacache.integration.sizes import differing_size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -150,11 +150,13 @@ def generate(
     attached = _attached(policy, target, compare=compare)
     processes = processes_of(context)
     pipe, arguments = open_model(model, call, policy=attached, processes=processes)
+    from ertacache.calibration.session import Session
+    from ertacache.metrics.encoding import check_video_writer
+
     is_video = "num_frames" in inspect.signature(pipe.__call__).parameters
     destination = find_destination(output, results=len(jobs), video=is_video)
     if is_video:
         check_video_writer()
-    from ertacache.calibration.session import Session
 
     session = Session(pipe, arguments, processes=processes)
     if session.varied:

@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 from ertacache.cli.output import is_quiet
 from ertacache.distributed import ALONE, Processes, is_launched, launched_number
+from ertacache.formats.text import one_line
 
 __all__ = [
     "BAD_INPUT",
@@ -27,13 +28,11 @@ __all__ = [
     "Interrupted",
     "OneLineGroup",
     "command_line",
-    "one_line",
     "processes_of",
 ]
 
 BAD_INPUT = 2
 INTERRUPTED = 130
-MAX_MESSAGE = 600  # characters
 LARGE = ("torch", "diffusers")  # each takes seconds to import
 SHARED = ("bench", "calibrate", "generate", "profile", "refit")  # processes share their runs
 _COMMAND, _NAME, _PROCESSES = (f"ertacache.{name}" for name in ("command", "name", "processes"))
@@ -41,18 +40,6 @@ _COMMAND, _NAME, _PROCESSES = (f"ertacache.{name}" for name in ("command", "name
 
 class Interrupted(KeyboardInterrupt):
     """An interrupt of a command that reports what is left of its work."""
-
-
-def one_line(message: object) -> str:
-    r"""A message on one line, short and without control characters.
-
-    Example:
-        >>> one_line("no such\n  file: \x1b[31m")
-        'no such file: \\x1b[31m'
-    """
-    text = " ".join(str(message).split())
-    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-    return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + " ..."
 
 
 def command_line(context: typer.Context) -> str:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ertacache.cli.console import Stages, decibels, draw_mask, print_fact, print_line, print_table
+from ertacache.cli.console import Stages, draw_mask, print_fact, print_line, print_table
 from ertacache.cli.output import JsonFile
 from ertacache.cli.policies import describe_plan, describe_profile, print_plan, profile_values
 from ertacache.cli.writing import check_json, finite, write_json
+from ertacache.formats.text import decibels
 
 if TYPE_CHECKING:
     from rich.text import Text

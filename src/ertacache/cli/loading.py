@@ -16,8 +16,8 @@ import typer
 from ertacache.cli.console import Stages
 from ertacache.cli.group import command_line
 from ertacache.cli.options import CallOptions, given_options
-from ertacache.cli.sizes import check_size
 from ertacache.distributed import ALONE, Processes
+from ertacache.integration.sizes import check_size
 
 if TYPE_CHECKING:
     from ertacache.formats.policy import Policy

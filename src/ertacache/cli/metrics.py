@@ -15,9 +15,10 @@ import typer
 
 import ertacache
 from ertacache.cli.console import Stages, print_line, print_table
-from ertacache.cli.group import command_line, one_line
+from ertacache.cli.group import command_line
 from ertacache.cli.output import JsonFile
 from ertacache.cli.writing import check_json, finite, write_json
+from ertacache.formats.text import one_line
 
 if TYPE_CHECKING:
     from torch import Tensor

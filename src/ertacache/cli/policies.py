@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ertacache.cli.console import decibels, draw_mask, print_fact, print_line, print_table
-from ertacache.cli.group import command_line, one_line
+from ertacache.cli.console import draw_mask, print_fact, print_line, print_table
+from ertacache.cli.group import command_line
 from ertacache.cli.writing import finite
+from ertacache.formats.text import decibels, one_line
 
 if TYPE_CHECKING:
     from ertacache.cli.writing import Output

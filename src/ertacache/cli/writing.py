@@ -8,13 +8,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from errno import EIO
-from importlib import import_module
 from io import BytesIO
 from math import isfinite
 from pathlib import Path
@@ -39,7 +36,6 @@ __all__ = [
     "check_folder",
     "check_json",
     "check_name",
-    "check_video_writer",
     "find_destination",
     "finite",
     "keeping_runs",
@@ -54,8 +50,6 @@ __all__ = [
 
 FPS = 16
 MAX_SLUG = 40  # characters
-LOSSY = "-c:v libx264 -crf 5 -pix_fmt yuv420p -vf scale=ceil(iw/2)*2:ceil(ih/2)*2"
-LOSSLESS = "-c:v libx264rgb -crf 0 -pix_fmt rgb24"
 _FOREIGN = {".avi", ".bmp", ".gif", ".jpeg", ".jpg", ".mkv", ".mov", ".tif", ".webm", ".webp"}
 
 
@@ -268,16 +262,6 @@ def side_by_side(full: Tensor, accelerated: Tensor) -> Tensor:
     )
 
 
-def check_video_writer() -> str:
-    """Return the program that writes videos, or raise with what has to be installed."""
-    try:
-        return str(import_module("imageio_ffmpeg").get_ffmpeg_exe())
-    except (ImportError, RuntimeError) as cause:
-        raise ValueError(
-            "to write videos, install two packages: pip install imageio imageio-ffmpeg"
-        ) from cause
-
-
 def write(result: Tensor, path: Path, *, fps: int = FPS, lossless: bool = False) -> None:
     """Write an image as PNG or a video as MP4, whole or not at all; makes the folder.
 
@@ -287,6 +271,7 @@ def write(result: Tensor, path: Path, *, fps: int = FPS, lossless: bool = False)
         fps: frames per second of a video.
         lossless: keep the 8-bit levels of a video; those of an image are always kept.
     """
+    from ertacache.metrics.encoding import LOSSLESS, LOSSY, encode_video
     from ertacache.metrics.image import to_image
 
     result = result.nan_to_num()
@@ -295,7 +280,7 @@ def write(result: Tensor, path: Path, *, fps: int = FPS, lossless: bool = False)
         write_image(to_image(result), path)
     else:
         with draft(path) as made:
-            _encode(result, made, fps, LOSSLESS if lossless else LOSSY)
+            encode_video(result, made, fps=fps, codec=LOSSLESS if lossless else LOSSY)
 
 
 def write_image(image: Image, path: Path) -> None:
@@ -303,19 +288,3 @@ def write_image(image: Image, path: Path) -> None:
     data = BytesIO()  # not the file: Pillow hides why the system could not write
     image.save(data, format="PNG")
     write_whole(path, data.getvalue())
-
-
-def _encode(video: Tensor, path: Path, fps: int, codec: str) -> None:
-    """Write a video with ffmpeg, whose exit code is the only sign of a full disk."""
-    from ertacache.metrics.image import to_levels
-
-    height, width = video.shape[-2:]
-    source = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {fps} -i -"
-    command = [check_video_writer(), "-y", "-v", "error", *source.split(), "-an", *codec.split()]
-    frames = to_levels(video).movedim(-3, -1).contiguous().numpy().tobytes()
-    done = subprocess.run([*command, str(path)], input=frames, capture_output=True, check=False)
-    if done.returncode != 0:
-        # The first line is the cause, the others are what follows from it.
-        first = done.stderr.decode(errors="replace").strip().split("\n")[0]
-        reason = first.split("] ", 1)[-1]
-        raise OSError(EIO, reason or f"ffmpeg ended with {done.returncode}")

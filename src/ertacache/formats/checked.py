@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ertacache.formats.fitted import ValidationRow
+from ertacache.formats.text import decibels
 
 __all__ = ["Check", "CheckedPlan"]
 
@@ -56,12 +57,12 @@ class CheckedPlan:
     @property
     def recommendation(self) -> str:
         """What to do, and why, in one line."""
-        now = _decibels(self.measured.psnr)
+        now = decibels(self.measured.psnr)
         if self.measured.computed_steps == self.num_steps:
             return "calibrate on this pipeline: no step is reused, so nothing is faster"
         if self.expected is None or self.lost is None:
             return f"compare it yourself: {now}, and the file has no PSNR for this run"
-        known = f"the {_decibels(self.expected)} in the file"
+        known = f"the {decibels(self.expected)} in the file"
         if self.lost <= NOTICED:
             close = "no worse than" if self.lost <= 0 else f"within {NOTICED:g} dB of"
             return f"keep the policy: {now}, {close} {known}"
@@ -110,10 +111,6 @@ class Check:
             f"{plan.measured.computed_steps} of {plan.num_steps} steps: {plan.recommendation}"
             for plan in self.plans
         )
-
-
-def _decibels(psnr: float) -> str:
-    return "identical" if math.isinf(psnr) else f"{psnr:.1f} dB"
 
 
 def _finite(value: float | None) -> float | None:

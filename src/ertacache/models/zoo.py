@@ -6,6 +6,7 @@ neither torch nor diffusers.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import pkgutil
@@ -21,7 +22,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MODELS", "Model", "UnknownModelError", "is_hub_id", "load_pipeline", "load_prompts"]
+__all__ = [
+    "MODELS",
+    "Model",
+    "UnknownModelError",
+    "call_defaults",
+    "is_hub_id",
+    "load_pipeline",
+    "load_prompts",
+]
 
 _HERE = Path(__file__).parent
 _SPLITS = ("calibration", "heldout")
@@ -181,11 +190,30 @@ def _loader(source: str, local: bool) -> Any:
     """The loader of the row with the same pipeline class; that of diffusers if there is none."""
     loader = _DIFFUSERS
     if local:
-        pipeline = json.loads((Path(source) / _INDEX).read_text()).get("_class_name")
+        pipeline = _class_name(Path(source))
         loader = next((row.loader for row in _ROWS if row.pipeline == pipeline), _DIFFUSERS)
         if isinstance(pipeline, str):  # imported here, and not while the weights are loaded
             getattr(import_module("diffusers"), pipeline, None)
     return pkgutil.resolve_name(loader)
+
+
+def _class_name(folder: Path) -> Any:
+    return json.loads((folder / _INDEX).read_text()).get("_class_name")
+
+
+def call_defaults(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Defaults of the call of the pipeline in a folder, without loading it; none if it is unknown.
+
+    Example:
+        >>> call_defaults(MODELS["emoji-wan"].folder)["num_inference_steps"]
+        50
+    """
+    name = _class_name(Path(folder))
+    row = next((row for row in _ROWS if row.pipeline == name and row.loader != _DIFFUSERS), None)
+    known = import_module("diffusers")
+    kind = pkgutil.resolve_name(row.loader) if row else getattr(known, str(name), None)
+    parameters = inspect.signature(kind.__call__).parameters.values() if kind is not None else ()
+    return {each.name: each.default for each in parameters if each.default is not each.empty}
 
 
 def is_hub_id(model: str) -> bool:

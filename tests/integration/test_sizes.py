@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from ertacache.cli import sizes
-from ertacache.cli.sizes import available_memory, check_size, differing_size, needed_memory
+from ertacache.integration import sizes
+from ertacache.integration.sizes import available_memory, check_size, differing_size, needed_memory
 
 CPU = torch.device("cpu")
 
