@@ -37,7 +37,7 @@ def test_messages_of_the_library_are_lines_each_once(
     logger = logging.getLogger("ertacache")
     before = (logger.level, list(logger.handlers))
 
-    def make_page(paths: object) -> str:
+    def make_page(paths: object, **_: object) -> str:
         for _ in range(2):
             logger.info("solved a plan: %d of %d steps computed", 8, 24)
             logging.getLogger("ertacache.integration.identity").info("the run\n differs \x1b[31m")
