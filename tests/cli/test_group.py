@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ertacache.report import page
-from tests.cli.conftest import Run, python
+from tests.cli.conftest import Run, messages, python
 
 
 def test_the_process_ends_with_the_exit_code_and_one_line() -> None:
@@ -37,7 +37,7 @@ def test_messages_of_the_library_are_lines_each_once(
     logger = logging.getLogger("ertacache")
     before = (logger.level, list(logger.handlers))
 
-    def make_page(paths: object) -> str:
+    def make_page(paths: object, **_: object) -> str:
         for _ in range(2):
             logger.info("solved a plan: %d of %d steps computed", 8, 24)
             logging.getLogger("ertacache.integration.identity").info("the run\n differs \x1b[31m")
@@ -51,7 +51,7 @@ def test_messages_of_the_library_are_lines_each_once(
     for _ in range(2):  # once per command
         result = run("report", "a.json", "-o", tmp_path / "page.html")
         assert result.exit_code == 0, result.output
-        assert result.stderr.splitlines() == [
+        assert messages(result) == [
             "solved a plan: 8 of 24 steps computed",
             "the run differs \\x1b[31m",
             "warning: replacing the attached policy",
