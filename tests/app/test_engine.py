@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from tests.integration.tiny import CASES, STEPS
 
 MODEL = "emoji-flux"
 SIZE = CASES["flux"].arguments
-PROMPTS = "a red circle\na blue square\na red square\na blue circle\na circle"
+PROMPTS = "a red circle\na blue square\na red square\na blue circle"
 REQUEST = Request("a red circle", 0, STEPS, SIZE["height"], SIZE["width"], speedup=2.0)
 
 
@@ -32,6 +34,7 @@ def pipe() -> Any:
 @pytest.fixture
 def engine(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(module, "load_pipeline", lambda source: pipe)
+    monkeypatch.setattr(module, "SECONDS_APART", math.inf)  # one report of every run
     return Engine()
 
 
@@ -64,7 +67,7 @@ def test_both_runs_and_what_was_measured(ready: Engine) -> None:
     mse = (made.full.double() - made.accelerated.double()).square().mean()
     assert made.scores["PSNR"] == pytest.approx(float(-10 * torch.log10(mse)))
     assert set(made.scores) == {"PSNR", "SSIM", "LPIPS"}
-    assert stages == ["load", "full run", "accelerated run"]
+    assert list(dict.fromkeys(stages)) == ["load", "full run", "accelerated run"]
 
 
 def test_a_speed_up_of_1_is_the_full_run(ready: Engine) -> None:
@@ -124,6 +127,78 @@ def test_a_cancelled_calibration_leaves_everything_as_it_was(ready: Engine, pipe
     assert ready.generate(MODEL, REQUEST).num_steps == STEPS  # the next job is not cancelled
 
 
+def test_only_the_owner_cancels(ready: Engine) -> None:
+    """And who has no job running cancels nothing, now or later."""
+    assert not ready.cancel("ada")
+    refused = []
+
+    def report(stage: str, done: int, total: int) -> None:
+        if stage == "full run" and not refused:
+            refused.append(ready.cancel("bob"))
+
+    assert ready.generate(MODEL, REQUEST, report, owner="ada").num_steps == STEPS
+    assert refused == [False]
+
+    def stop(stage: str, done: int, total: int) -> None:
+        ready.cancel("ada")
+
+    with pytest.raises(Cancelled):
+        ready.generate(MODEL, REQUEST, stop, owner="ada")
+
+
+def test_policies_stay_in_the_working_folder(
+    engine: Engine, tmp_path: Path, policy_file: Path
+) -> None:
+    """Those of before are kept, and the next session uses the newest that fits."""
+    first = Engine(tmp_path)
+    assert [
+        first.calibrate(MODEL, PROMPTS, REQUEST, quick=True).file,
+        first.calibrate(MODEL, PROMPTS, REQUEST, quick=True).file,
+    ] == ["emoji-flux.safetensors", "emoji-flux-2.safetensors"]
+    other = replace(Policy.load(policy_file), provenance={"model": "owner/another"})
+    other.save(tmp_path / "another.safetensors")
+    (tmp_path / "broken.safetensors").write_bytes(b"no policy")
+    (tmp_path / "link.safetensors").symlink_to(policy_file)
+    for name, age in (("emoji-flux", 2), ("emoji-flux-2", 3), ("another", 1), ("broken", 0)):
+        os.utime(tmp_path / f"{name}.safetensors", (1000 - age, 1000 - age))
+    found = Engine(tmp_path)
+    assert found.predict(MODEL, REQUEST).ready
+    used = found.policy(MODEL)
+    assert used is not None
+    assert used._to_bytes() == (tmp_path / "emoji-flux.safetensors").read_bytes()
+
+
+def test_a_quick_calibration_measures_nothing_and_runs(engine: Engine) -> None:
+    made = engine.calibrate(MODEL, "a red circle\na blue square", REQUEST, quick=True)
+    assert made.file is None
+    assert made.policy.unit_psnr is None
+    assert all(plan.measured is None for plan in made.policy.plans)
+    assert engine.predict(MODEL, REQUEST).psnr is not None
+    assert len(engine.generate(MODEL, REQUEST).compute_steps) == STEPS // 2
+
+
+def test_a_folder_has_the_defaults_of_its_pipeline(tmp_path: Path) -> None:
+    """Within the limits; its prompts are general ones."""
+    for name, kind in (("clip", "WanPipeline"), ("odd", "NoSuchPipeline")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model_index.json").write_text(f'{{"_class_name": "{kind}"}}')
+    engine = Engine(tmp_path, limits=Limits(side=640))
+    clip, odd = engine.default_request("clip"), engine.default_request("odd")
+    assert (clip.steps, clip.height, clip.width, clip.frames) == (50, 480, 640, 81)
+    assert (odd.steps, odd.height, odd.width, odd.frames) == (30, 512, 512, None)
+    assert len(engine.calibration_prompts("clip", 4).split("\n")) == 4
+    with pytest.raises(ValueError, match="cannot load the pipeline 'odd'"):
+        engine.calibrate("odd", PROMPTS, REQUEST)
+
+
+def test_a_size_that_does_not_fit_is_refused_before_it_runs(
+    ready: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ertacache.integration.sizes.available_memory", lambda device: 1000)
+    with pytest.raises(ValueError, match="are available: give a smaller size"):
+        ready.generate(MODEL, REQUEST)
+
+
 def test_one_job_at_a_time(ready: Engine) -> None:
     stages: list[str] = []
 
@@ -135,7 +210,9 @@ def test_one_job_at_a_time(ready: Engine) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert stages == ["load", "full run", "accelerated run"] * 3
+    order = [k for k, stage in enumerate(stages) if stage == "load"]
+    assert len(order) == 3
+    assert stages == stages[: len(stages) // 3] * 3
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from ertacache.app.engine import Engine
 from ertacache.app.requests import Limits, Request
@@ -100,10 +102,13 @@ def visit(shared: Visit) -> Iterator[Visit]:
 
 
 def keep(visit: Visit, name: str) -> None:
-    """Write an image of the docs, if they are wanted."""
+    """Write an image of the docs, if they are wanted; in few colours, to be small."""
     if SCREENSHOTS:
+        visit.page.evaluate("scrollTo(0, 0)")
+        visit.page.mouse.move(0, 0)
         visit.page.wait_for_timeout(1000)  # for animations to end
-        visit.page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png")
+        image = Image.open(io.BytesIO(visit.page.screenshot()))
+        image.quantize(256).save(Path(SCREENSHOTS) / f"{name}.png", optimize=True)
 
 
 def generate(visit: Visit) -> None:
@@ -136,7 +141,6 @@ def test_generate_and_compare(visit: Visit) -> None:
     after = visit.page.locator(".erta-over").evaluate(cut)
     assert before == "inset(0px 0px 0px 50%)"
     assert float(after.split()[-1].rstrip("%)")) == pytest.approx(70, abs=2)
-    visit.page.locator("#result").scroll_into_view_if_needed()
     keep(visit, "app-generate")
 
 
@@ -160,8 +164,9 @@ def test_calibrate_and_cancel_then_to_the_end(visit: Visit, server: Server) -> N
     visit.press("Cancel")
     visit.wait_for(".toast-body", "Cancelled")
     assert server.engine.policy(MODEL) is before
-    visit.page.locator("#prompts textarea").fill(PROMPTS)
-    visit.page.get_by_label("quick: profile only").check()
+    if not SCREENSHOTS:
+        visit.page.locator("#prompts textarea").fill(PROMPTS)
+        visit.page.get_by_label("quick: profile only").check()
     visit.press("Calibrate")
     visit.page.wait_for_selector("#calibrated .erta-figure img")
     assert "emoji-flux.safetensors is in the working folder" in visit.text("#calibrated")
@@ -220,7 +225,7 @@ def test_videos_play_in_step(browser: Any, server: Server) -> None:
 
 
 def test_a_policy_file_shows_everything_and_runs_nothing(
-    visit: Visit, policy_file: Path, tmp_path: Path
+    visit: Visit, policy_file: Path, server: Server, tmp_path: Path
 ) -> None:
     """Also where its strings look like markup or like a template."""
     hostile = "<img src=x onerror=alert(1)> ${6*7} {{value}} {{#each value}}x{{/each}}"
@@ -236,8 +241,13 @@ def test_a_policy_file_shows_everything_and_runs_nothing(
     assert visit.page.locator("#policy img").count() == 1  # the frontier
     visit.page.locator("#policy summary", has_text="prompts").click()
     assert PROMPTS.split("\n")[0] in visit.text("#policy")
-    keep(visit, "app-policy")
     visit.page.locator("#policy-file").get_by_label("Clear").click()
+    if SCREENSHOTS:  # the policy of the calibration before
+        path = server.folder / "emoji-flux.safetensors"
+        visit.page.locator("#policy-file input[type=file]").set_input_files(path)
+        visit.wait_for("#policy", "held-out prompts")
+        keep(visit, "app-policy")
+        visit.page.locator("#policy-file").get_by_label("Clear").click()
 
 
 def test_the_benchmark_has_its_pareto_plot(visit: Visit) -> None:

@@ -45,7 +45,7 @@ def served(
     with tempfile.TemporaryDirectory(prefix="ertacache-app-") as name:
         folder, before = Path(name).resolve(), os.environ.get(_CACHE)
         os.environ[_CACHE] = str(folder / "cache")  # Gradio's own files
-        routes.DEFAULT_TEMP_DIR = str(folder / "cache")  # read when Gradio was imported
+        vars(routes)["DEFAULT_TEMP_DIR"] = str(folder / "cache")  # read when Gradio was imported
         page = build_page(engine, results, folder)
         try:
             page.launch(

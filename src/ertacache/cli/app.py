@@ -22,7 +22,9 @@ def app(
     folder: Annotated[
         Path,
         typer.Option(
-            "--folder", metavar="DIR", help="Working folder: pipelines and results files in it."
+            "--folder",
+            metavar="DIR",
+            help="Working folder: pipelines, policies and results files; new policies go there.",
         ),
     ] = Path(),
     host: Annotated[
