@@ -89,6 +89,8 @@ def test_predictions_evaluate_no_network_and_name_the_steps_of_the_run(
         assert not calls
     finally:
         del network.forward
+    known = [None if each.measured is None else each.measured.computed_steps for each in found]
+    assert known == ([None, None, 4, 2] if steps == STEPS else [None] * 4)
     psnrs = [each.psnr for each in found]
     assert None not in psnrs
     assert psnrs == sorted(psnrs, reverse=True)  # type: ignore[type-var]

@@ -101,14 +101,17 @@ def visit(shared: Visit) -> Iterator[Visit]:
     assert shared.problems == []
 
 
-def keep(visit: Visit, name: str) -> None:
+def keep(visit: Visit, name: str, height: int = 800) -> None:
     """Write an image of the docs, if they are wanted; in few colours, to be small."""
     if SCREENSHOTS:
+        size = visit.page.viewport_size
+        visit.page.set_viewport_size(size | {"height": height})
         visit.page.evaluate("scrollTo(0, 0)")
         visit.page.mouse.move(0, 0)
         visit.page.wait_for_timeout(1000)  # for animations to end
         image = Image.open(io.BytesIO(visit.page.screenshot()))
         image.quantize(256).save(Path(SCREENSHOTS) / f"{name}.png", optimize=True)
+        visit.page.set_viewport_size(size)
 
 
 def generate(visit: Visit) -> None:
@@ -122,7 +125,7 @@ def generate(visit: Visit) -> None:
 
 def test_generate_and_compare(visit: Visit) -> None:
     """The policy file in the working folder is used without being asked for."""
-    assert "A mean over prompts" in visit.text("#prediction")
+    assert "a mean over prompts" in visit.text("#prediction")
     generate(visit)
     result = visit.text("#result")
     for name in ("PSNR", "SSIM", "LPIPS", "Full run", "Accelerated", "Faster"):
@@ -246,7 +249,7 @@ def test_a_policy_file_shows_everything_and_runs_nothing(
         path = server.folder / "emoji-flux.safetensors"
         visit.page.locator("#policy-file input[type=file]").set_input_files(path)
         visit.wait_for("#policy", "held-out prompts")
-        keep(visit, "app-policy")
+        keep(visit, "app-policy", 1300)
         visit.page.locator("#policy-file").get_by_label("Clear").click()
 
 
@@ -330,7 +333,7 @@ def test_axe_finds_nothing_serious(browser: Any, server: Server, scheme: str, wi
     if (scheme, width) == ("dark", 1200):
         keep(visit, "app-dark")
     if (scheme, width) == ("light", 400):
-        keep(visit, "app-400px")
+        keep(visit, "app-400px", 1500)
     dark = visit.page.evaluate("document.body.classList.contains('dark')")
     assert dark == (scheme == "dark")
     for tab in ("Generate", "Calibrate", "Policy", "Benchmark"):

@@ -12,7 +12,9 @@ from PIL import Image
 
 from ertacache.app.outcomes import Outcome, Prediction
 from ertacache.app.views import prediction_html, result_html, show_figure, show_table
+from ertacache.formats.policy import ValidationRow
 
+ROW = ValidationRow("policy", 15, psnr=40.0, speedup=1.9, prompts=24)
 BLACK, GREY = torch.zeros(3, 2, 4), torch.full((3, 2, 4), 0.1)
 
 
@@ -59,7 +61,8 @@ def test_identical_results_and_broken_ones() -> None:
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (Prediction(15, 30, 41.25), "A mean over prompts"),
+        (Prediction(15, 30, 41.25), "a mean over prompts"),
+        (Prediction(15, 30, 41.25, measured=ROW), "24 held-out prompts: <b>40.0 dB</b>"),
         (Prediction(30, 30, float("inf")), "<b>identical</b>"),
         (Prediction(15, 30, why="a job <is> running"), "a job &lt;is&gt; running"),
         (Prediction(15, 30, why="no policy", ready=False), "<b>15 of 30</b>"),

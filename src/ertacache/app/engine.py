@@ -115,7 +115,7 @@ class Engine:
         self._loaded: _Loaded | None = None
         self._policies: dict[str, Policy] = {}
         self._searched: set[str] = set()  # models whose policy was looked for in the folder
-        self._curves: dict[tuple[object, ...], dict[int, float]] = {}
+        self._curves: dict[tuple[object, ...], tuple[Schedule, dict[int, float]]] = {}
         self._job, self._cancel = threading.Lock(), threading.Event()
         self._owner: object = None  # who started the job that is running
 
@@ -168,13 +168,17 @@ class Engine:
                 return replace(plain, why=NO_POLICY.format(name) if free else BUSY, ready=not free)
             if policy.profile is None:
                 return replace(plain, why="the policy has no profile to predict from")
-            curve = self._curve(name, policy, asked, free=free)
-        if curve is None:
+            known = self._curve(name, policy, asked, free=free)
+        if known is None:
             return replace(plain, why=BUSY)
+        schedule, curve = known
         budget = max(budget, min(curve))
         if budget >= asked.steps:
             return Prediction(asked.steps, asked.steps, float("inf"))
-        return Prediction(budget, asked.steps, PlanSolver(policy).psnr(curve[budget]))
+        fitted = (p for p in policy.plans if p.fits(schedule) and len(p.compute_steps) == budget)
+        measured = next((plan.measured for plan in fitted), None)
+        psnr = PlanSolver(policy).psnr(curve[budget])
+        return Prediction(budget, asked.steps, psnr, measured=measured)
 
     def generate(
         self, model: str, request: Request, report: Report | None = None, *, owner: object = None
@@ -398,8 +402,11 @@ class Engine:
 
     def _curve(
         self, model: str, policy: Policy, asked: Request, *, free: bool
-    ) -> dict[int, float] | None:
-        """Predicted error by the number of computed steps; None if a job is in the way."""
+    ) -> tuple[Schedule, dict[int, float]] | None:
+        """Schedule of a request, and its predicted error by the number of computed steps.
+
+        None if a job is in the way.
+        """
         key = model, asked.steps, asked.height, asked.width, asked.frames
         if key not in self._curves:
             if not free:
@@ -407,7 +414,7 @@ class Engine:
             schedule = self._schedule(model, asked)
             while len(self._curves) >= KEPT_CURVES:
                 self._curves.pop(next(iter(self._curves)))
-            self._curves[key] = PlanSolver(policy).curve(schedule)
+            self._curves[key] = schedule, PlanSolver(policy).curve(schedule)
         return self._curves[key]
 
     def _schedule(self, model: str, asked: Request) -> Schedule:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ertacache.formats.policy import Policy
+from ertacache.formats.policy import Policy, ValidationRow
 
 __all__ = ["Cancelled", "Opened", "Outcome", "Prediction", "Report"]
 
@@ -28,6 +28,7 @@ class Prediction:
         num_steps: those of the full run.
         psnr: predicted PSNR to the full run in dB; None if it cannot be predicted.
         why: why it cannot.
+        measured: what the calibration measured of this very run; None if it did not.
         ready: whether there is a policy to generate with.
     """
 
@@ -35,6 +36,7 @@ class Prediction:
     num_steps: int
     psnr: float | None = None
     why: str = ""
+    measured: ValidationRow | None = None
     ready: bool = True
 
 

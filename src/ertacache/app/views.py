@@ -159,9 +159,14 @@ def prediction_html(found: Prediction) -> str:
         return f"<p>{counts}</p>"
     if found.psnr is None:
         return f"<p>{counts}</p><p>No predicted PSNR: {escape(found.why)}.</p>"
+    known = ""
+    if found.measured is not None:
+        row = found.measured
+        known = f"<p>Measured on {row.measured_on}: <b>{decibels(row.psnr)}</b></p>"
     return (
-        f"<p>{counts}, predicted PSNR <b>{decibels(found.psnr)}</b></p>"
-        "<p><small>A mean over prompts: one image can be several dB better or worse.</small></p>"
+        f"<p>{counts}, predicted PSNR <b>{decibels(found.psnr)}</b></p>{known}"
+        "<p><small>The prediction is a mean over prompts: a single image can be 10 dB better or "
+        "worse.</small></p>"
     )
 
 
