@@ -236,7 +236,7 @@ def _generate_tab(page: _Page, model: Any) -> tuple[list[Any], Callable[..., Non
                 asked.prompt, label="Prompt", lines=2, max_length=page.engine.limits.prompt
             )
             with gr.Row():
-                numbers = [
+                numbers: list[Any] = [
                     gr.Number(
                         getattr(asked, name.lower()),
                         label=name,
@@ -267,8 +267,7 @@ def _generate_tab(page: _Page, model: Any) -> tuple[list[Any], Callable[..., Non
             "show_progress": "hidden",
             **_HIDDEN,
         }
-        moved: list[Any] = [speedup, *numbers]
-        for each in moved:
+        for each in [speedup, *numbers]:
             each.input(**foresee, trigger_mode="always_last")
         filled = [*settings[:-1], prompts]
         load(**foresee)

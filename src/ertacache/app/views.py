@@ -11,10 +11,10 @@ import io
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
+from ertacache import figures
 from ertacache.app.outcomes import Outcome, Prediction
 from ertacache.formats.policy import Policy
 from ertacache.formats.text import decibels
@@ -171,31 +171,21 @@ def prediction_html(found: Prediction) -> str:
 
 
 def draw_frontier(policy: Policy) -> str:
-    """PSNR against the number of computed steps, predicted and measured.
+    """PSNR against the speed-up, predicted and measured.
 
     Returns:
         An image as HTML; a sentence for a policy without a profile.
     """
     if policy.profile is None:
         return "<p>The policy has no profile, so that it has no frontier.</p>"
-    from matplotlib.figure import Figure
-
     steps = policy.profile.num_steps
     rows = [row for row in PlanSolver(policy).rows() if len(row.compute_steps) < steps]
-    figure = Figure(figsize=(7, 3.6), layout="constrained")
-    axis: Any = figure.subplots()
-    counts = [len(row.compute_steps) for row in rows]
-    axis.plot(counts, [row.predicted_psnr for row in rows], color="#0072b2", label="predicted")
-    known = [(len(r.compute_steps), r.measured_psnr) for r in rows if r.measured_psnr is not None]
-    if known:
-        axis.plot(*zip(*known, strict=True), "D", color="#d55e00", label="measured, held-out")
-    axis.set_xlabel(f"computed steps of {steps}")
-    axis.set_ylabel("PSNR to the full run [dB]")
-    axis.grid(alpha=0.3)
-    axis.legend()
-    data = io.StringIO()
-    figure.savefig(data, format="svg", metadata={"Date": None})
-    return show_figure(data.getvalue(), f"predicted PSNR for 2 to {steps - 1} computed steps")
+    fewer = {row: steps / len(row.compute_steps) for row in rows}
+    known = [(fewer[row], row.measured_psnr) for row in rows if row.measured_psnr is not None]
+    predicted = [(fewer[row], row.predicted_psnr) for row in rows]
+    figure = figures.draw_frontier(predicted, {"policy": known})
+    shown = figures.to_svg(figure, name="frontier")
+    return show_figure(shown, f"predicted PSNR for 2 to {steps - 1} computed steps")
 
 
 def show_figure(svg: str, label: str) -> str:
