@@ -68,7 +68,7 @@ def _title(plan: FittedPlan) -> str:
 def _plan(plan: FittedPlan) -> str:
     """The compute schedule of a plan, and what was measured of it."""
     strip = show_mask(plan.compute_steps, plan.num_steps)
-    facts = {"method": plan.method}
+    facts: dict[str, str] = {"method": plan.method}
     for name, error in (("predicted", plan.predicted_error), ("measured", plan.measured_error)):
         if error is not None:
             facts[f"{name} error of the final latent"] = f"{error:.3g}"

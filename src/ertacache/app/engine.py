@@ -130,9 +130,9 @@ class Engine:
         """
         if self._name(model) not in MODELS:
             known, side = call_defaults(self.models[model]), self.limits.side
-            sides = (min(known.get(name) or 512, side) for name in ("height", "width"))
-            frames = known.get("num_frames")
-            return Request("a cat", 0, known.get("num_inference_steps", 30), *sides, frames=frames)
+            height, width = (min(known.get(name) or 512, side) for name in ("height", "width"))
+            steps, frames = known.get("num_inference_steps", 30), known.get("num_frames")
+            return Request("a cat", 0, steps, height, width, frames)
         row = MODELS[model]
         prompt = load_prompts(model, "heldout")[0]
         return Request(prompt, 0, row.num_inference_steps, *row.size, frames=row.num_frames)

@@ -267,7 +267,8 @@ def _generate_tab(page: _Page, model: Any) -> tuple[list[Any], Callable[..., Non
             "show_progress": "hidden",
             **_HIDDEN,
         }
-        for each in (speedup, *numbers):
+        moved: list[Any] = [speedup, *numbers]
+        for each in moved:
             each.input(**foresee, trigger_mode="always_last")
         filled = [*settings[:-1], prompts]
         load(**foresee)

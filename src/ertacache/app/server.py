@@ -38,14 +38,15 @@ def served(
     Yields:
         The folder of the session.
     """
-    from gradio import routes
+    import gradio.routes
 
     from ertacache.app.page import STYLE, THEME, build_page
 
     with tempfile.TemporaryDirectory(prefix="ertacache-app-") as name:
         folder, before = Path(name).resolve(), os.environ.get(_CACHE)
         os.environ[_CACHE] = str(folder / "cache")  # Gradio's own files
-        routes.DEFAULT_TEMP_DIR = str(folder / "cache")  # read when Gradio was imported
+        # The same, which Gradio read when it was imported.
+        gradio.routes.DEFAULT_TEMP_DIR = str(folder / "cache")  # type: ignore[attr-defined]
         page = build_page(engine, results, folder)
         try:
             page.launch(
