@@ -108,7 +108,8 @@ def _measured(outcome: Outcome) -> str:
     cells.append(("Accelerated", f"{outcome.seconds:.2f} s"))
     cells.append(("Faster", f"{gain:.2f}x"))
     items = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in cells)
-    return f'<dl class="erta-cells">{items}</dl>{show_notes(missing)}'
+    once = "<p><small>Seconds are of one run each, so that they vary.</small></p>"
+    return f'<dl class="erta-cells">{items}</dl>{once}{show_notes(missing)}'
 
 
 def write_video(outcome: Outcome, path: Path) -> None:
