@@ -127,13 +127,13 @@ def measure(folder: Path, visitors: int, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--visitors", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("-o", "--output", type=Path, default=RESULTS / "app.json")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as place:
         rows = measure(Path(place), chosen.visitors, chosen.rounds)
         left = sorted(path.name for path in (Path(place) / "tmp").iterdir())

@@ -18,7 +18,7 @@ def test_colour_only_where_it_is_wanted(policy_file: Path, run: Run) -> None:
     arguments = ["inspect", policy_file, "--coefficients"]
     assert "\x1b" not in run(*arguments).output
     assert "\x1b[32m" in run(*arguments, env={"FORCE_COLOR": "1", "NO_COLOR": None}).stdout
-    assert "\x1b" not in run(*arguments, env={"FORCE_COLOR": "1", "NO_COLOR": "1"}).output
+    assert "\x1b" not in run(*arguments, env={"FORCE_COLOR": "1", "NO_COLOR": "1"}).stdout
 
 
 def test_output_without_unicode(policy_file: Path) -> None:

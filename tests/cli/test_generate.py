@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from ertacache.calibration.session import Session
-from ertacache.cli import sizes
 from ertacache.formats.policy import Policy
+from ertacache.integration import sizes
 from ertacache.integration.solve import PlanSolver
 from ertacache.models import zoo
 from ertacache.models.zoo import MODELS, load_pipeline
