@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -170,6 +171,8 @@ def test_inspect_loads_no_pipeline_library(policy_file: Path) -> None:
 def test_the_first_line_of_every_command_comes_before_torch_is_imported(
     policy_file: Path, prompts_file: Path, tmp_path: Path
 ) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     lines = {
         "demo": f"-o {tmp_path}",
         "profile": f"emoji-flux -o {tmp_path}/new",
@@ -183,6 +186,7 @@ def test_the_first_line_of_every_command_comes_before_torch_is_imported(
         "bench": f"emoji-flux -o {tmp_path}/new.json",
         "report": f"absent.json -o {tmp_path}/new.html",
         "metrics": f"{prompts_file} {prompts_file}",
+        "app": f"--folder {tmp_path} --no-browser --port {port}",
     }
     assert set(lines) == set(COMMANDS)
     code = """

@@ -84,7 +84,7 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """Profile a diffusers pipeline once, then choose any speed-up, with near-identical output."""
+    """Profile a diffusers pipeline once, then choose any speed-up."""
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ def app(
         bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")
     ] = True,
 ) -> None:
-    """Try models and policies in a browser: compare, calibrate, open a policy."""
+    """Try models and policies in a browser."""
     if find_spec("gradio") is None:
         raise ValueError("the app needs gradio: pip install 'ertacache[app]'")
     if not folder.is_dir():
