@@ -60,6 +60,7 @@ bench: setup
 	$(BIN)/python -m pip install --quiet --no-deps --target build/torchao --constraint constraints.txt torchao
 	PYTHONPATH=build/torchao $(BIN)/python benchmarks/check.py checkpoints/lora
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/app_load.py
 	for model in $(MODELS); do $(BIN)/python benchmarks/overhead.py $$model || exit 1; done
 	$(BIN)/python -m training.reference reference
 	$(foreach model,$(MODELS),$(BIN)/ertacache bench $(model) $(REFERENCE_$(model)) --force -o results/bench-$(model).json &&) true

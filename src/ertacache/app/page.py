@@ -222,31 +222,33 @@ def build_page(engine: Engine, results: dict[str, Path], folder: Path) -> gr.Blo
     return blocks
 
 
+def _settings(page: _Page, model: str) -> list[Any]:
+    """Prompt, seed, steps, height, width, frames and speed-up, with the defaults of a model."""
+    asked = page.engine.default_request(model)
+    prompt = gr.Textbox(asked.prompt, label="Prompt", lines=2, max_length=page.engine.limits.prompt)
+    with gr.Row():
+        numbers = [
+            gr.Number(
+                getattr(asked, name.lower()),
+                label=name,
+                precision=0,
+                min_width=80,
+                visible=getattr(asked, name.lower()) is not None,
+            )
+            for name in ("Seed", "Steps", "Height", "Width", "Frames")
+        ]
+    return [prompt, *numbers, gr.Slider(*SPEEDUPS, value=2.0, step=0.01, label="Speed-up")]
+
+
 def _generate_tab(page: _Page, model: Any) -> tuple[list[Any], Callable[..., None]]:
     """The first tab.
 
     Returns:
-        Prompt, seed, steps, height, width, frames and speed-up; and what connects them, once there
-        are calibration prompts.
+        The settings, and what connects them, once there are calibration prompts.
     """
-    asked = page.engine.default_request(model.value)
     with gr.Row():
         with gr.Column(scale=5, min_width=300):
-            prompt = gr.Textbox(
-                asked.prompt, label="Prompt", lines=2, max_length=page.engine.limits.prompt
-            )
-            with gr.Row():
-                numbers: list[Any] = [
-                    gr.Number(
-                        getattr(asked, name.lower()),
-                        label=name,
-                        precision=0,
-                        min_width=80,
-                        visible=getattr(asked, name.lower()) is not None,
-                    )
-                    for name in ("Seed", "Steps", "Height", "Width", "Frames")
-                ]
-            speedup = gr.Slider(*SPEEDUPS, value=2.0, step=0.01, label="Speed-up")
+            settings = _settings(page, model.value)
             predicted = gr.HTML(elem_classes="erta-prediction", elem_id="prediction")
             with gr.Column(visible=False, elem_id="first") as offer:
                 gr.HTML(FIRST)
@@ -256,7 +258,6 @@ def _generate_tab(page: _Page, model: Any) -> tuple[list[Any], Callable[..., Non
                 stop = gr.Button("Cancel", min_width=120)
         with gr.Column(scale=6, min_width=300):
             result = gr.HTML(NOTHING, elem_id="result", min_height=200)
-    settings = [prompt, *numbers, speedup]
     shown: dict[str, Any] = {"outputs": result, "show_progress_on": result, **_JOB, **_HIDDEN}
 
     def connect(prompts: Any, load: Any) -> None:
@@ -267,7 +268,7 @@ def _generate_tab(page: _Page, model: Any) -> tuple[list[Any], Callable[..., Non
             "show_progress": "hidden",
             **_HIDDEN,
         }
-        for each in [speedup, *numbers]:
+        for each in settings[1:]:
             each.input(**foresee, trigger_mode="always_last")
         filled = [*settings[:-1], prompts]
         load(**foresee)
