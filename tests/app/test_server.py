@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Iterator
@@ -149,3 +150,14 @@ def test_uploads_are_limited(served: tuple[str, Path]) -> None:
     answer = httpx.post(f"{address}/gradio_api/upload", files={"files": ("../../x", b"1")})
     assert not (session.parent / "x").exists()
     assert all(Path(name).is_relative_to(session) for name in answer.json())
+
+
+def test_what_the_docs_say_of_many_visitors_is_the_results_file() -> None:
+    root = Path(__file__).parents[2]
+    found = json.loads((root / "results" / "app.json").read_text())
+    page = (root / "docs" / "app.md").read_text()
+    assert f"{found['visitors']} visitors at once are all answered, ten times over" in page
+    assert [row["answered"] for row in found["rounds"]] == [found["visitors"]] * 10
+    memory = [row["memory_mb"] for row in found["rounds"]]
+    assert memory[-1] <= 1.01 * memory[-3]
+    assert found["left"] == []
