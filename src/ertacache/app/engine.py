@@ -194,7 +194,7 @@ class Engine:
         Raises:
             ValueError: the request is out of range, or there is no policy for the model.
         """
-        asked, tell = request.check(self.limits), report or _silent
+        asked, announce = request.check(self.limits), report or _silent
         budget = Target(speedup=asked.speedup).budget(asked.steps)
         run = [ProfiledPrompt(asked.prompt.strip(), asked.seed)]
         with self._running(owner) as notes:
@@ -202,11 +202,11 @@ class Engine:
             policy = self.policy(model)
             if policy is None:
                 raise ValueError(NO_POLICY.format(model))
-            tell("load", 0, 0)
+            announce("load", 0, 0)
             session = self._session(model, asked)
-            with self._stage("full run", session, tell):
+            with self._stage("full run", session, announce):
                 full = session.generate(run)
-            with self._stage("accelerated run", session, tell):
+            with self._stage("accelerated run", session, announce):
                 fast = session.generate(run, policy, target=Target(compute_steps=budget))
         plan = fast.plan
         steps = tuple(range(asked.steps)) if plan is None else tuple(plan.compute_steps)
@@ -245,14 +245,14 @@ class Engine:
             Cancelled: ``cancel`` was called; the policy of before is still used.
         """
         texts, asked = check_prompts(prompts, self.limits), request.check(self.limits)
-        tell = report or _silent
+        announce = report or _silent
 
         def stage(name: str) -> Callable[[int, int], None]:
-            tell(name, 0, 0)
-            return lambda done, total: tell(name, done, total)
+            announce(name, 0, 0)
+            return lambda done, total: announce(name, done, total)
 
         with self._running(owner) as notes:
-            tell("load", 0, 0)
+            announce("load", 0, 0)
             session = self._session(self._name(model), asked)
             with self._each_step(session.pipe, self._check_cancelled):
                 policy = calibrate(
@@ -330,16 +330,16 @@ class Engine:
         return session
 
     @contextmanager
-    def _stage(self, name: str, session: Session, tell: Report) -> Iterator[None]:
+    def _stage(self, name: str, session: Session, announce: Report) -> Iterator[None]:
         """One run, which reports its steps now and then, and can be cancelled at each."""
         scheduler, steps, last = session.pipe.scheduler, session.call["num_inference_steps"], 0.0
-        tell(name, 0, steps)
+        announce(name, 0, steps)
 
         def before() -> None:
             nonlocal last
             self._check_cancelled()
             if time.monotonic() - last >= SECONDS_APART:
-                tell(name, getattr(scheduler, "step_index", None) or 0, steps)
+                announce(name, getattr(scheduler, "step_index", None) or 0, steps)
                 last = time.monotonic()
 
         with self._each_step(session.pipe, before):

@@ -2,8 +2,8 @@
 
 Gradio has many more routes: it fetches addresses for a visitor, serves cached files of the current
 folder, records runs and edits code. Everything that the page does not need is answered with 404,
-before Gradio sees it. Pages of other sites can neither read nor start anything, and the browser is
-told to load nothing from elsewhere.
+before Gradio sees it. Pages of other sites can neither read nor start anything, and the browser
+may load nothing from elsewhere.
 """
 
 from __future__ import annotations

@@ -166,8 +166,8 @@ def prediction_html(found: Prediction) -> str:
         known = f"<p>Measured on {row.measured_on}: <b>{decibels(row.psnr)}</b></p>"
     return (
         f"<p>{counts}, predicted PSNR <b>{decibels(found.psnr)}</b></p>{known}"
-        "<p><small>The prediction is a mean over prompts: a single image can be 10 dB better or "
-        "worse.</small></p>"
+        "<p><small>The prediction is a mean over prompts: a single image can be several dB "
+        "better or worse.</small></p>"
     )
 
 
