@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from PIL import Image
 
 from ertacache.baselines import BASELINES
+from ertacache.bench import contestants
 from ertacache.bench.bench import Bench
 from ertacache.bench.contestants import EXTRAPOLATIONS, POLICIES, extrapolation_contestants
 from ertacache.bench.journal import Journal
@@ -92,9 +94,12 @@ def test_one_setting_for_two_budgets_is_run_once(work: Workload, tmp_path: Path)
     assert rows[1].psnr == rows[2].psnr
 
 
-def test_policies_are_kept_without_the_profile(results: Path) -> None:
+def test_policies_are_kept_without_the_profile_which_is_kept_once(results: Path) -> None:
     found = {path.name: Policy.load(path) for path in results.with_suffix(".policies").iterdir()}
+    profile = found.pop("profile-1x.safetensors")
     assert set(found) == {"trajectory-2x.safetensors", "paper-2x.safetensors"}
+    assert profile.profile is not None
+    assert profile.fits
     for policy in found.values():
         assert policy.profile is None
         assert len(policy.plans) == 1
@@ -133,6 +138,25 @@ def test_a_second_run_measures_nothing_again(
         # Sigma schedules of the run before are alive too: they differ by a few bytes.
         assert new.pop("cached_bytes") == pytest.approx(old.pop("cached_bytes"), abs=512)
         assert without_times(new) == without_times(old)
+
+
+def test_an_interruption_after_the_trials_does_not_repeat_them(
+    work: Workload, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "bench.json"
+    first = Bench(work, results, (2.0,), METHODS, "ertacache bench tiny")
+    again = Bench(work, copy, (2.0,), METHODS, "ertacache bench tiny")
+    shutil.copytree(results.with_suffix(".policies"), copy.with_suffix(".policies"))
+    head, profile, trials, *_ = first.journal_path.read_text().splitlines()
+    again.journal_path.write_text("\n".join((head, profile, trials)) + "\n")
+    monkeypatch.setattr(contestants, "profile_runs", None)
+    monkeypatch.setattr(contestants, "measure_fits", None)
+    again.run()
+    for name in ("trajectory", "paper"):
+        old, new = (
+            path.with_suffix(".policies") / f"{name}-2x.safetensors" for path in (results, copy)
+        )
+        assert old.read_bytes() == new.read_bytes()
 
 
 def without_times(row: dict[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,8 @@ EXTRAPOLATIONS: Mapping[str, int] = {f"our schedule, order {order}": order for o
 
 SEARCH_TRIES = 10
 
+_PROFILE = "profile", 1.0  # its key in the journal
+
 Attach = Callable[[], AbstractContextManager[Any]]
 
 
@@ -90,9 +92,7 @@ def policy_contestants(
     """Profile once, then make every policy that the journal does not have."""
     wanted = [(method, budget) for method in methods for budget in budgets]
     if any(journal.policy(*key) is None for key in wanted):
-        known = profile_runs(work.session, work.calibration, keep=work.calibration)
-        if TRAJECTORY in methods:
-            known = with_frontier(measure_fits(work.session, known, work.calibration))
+        known = _profile(work, journal, with_trials=TRAJECTORY in methods)
         for budget in budgets:
             missing = [method for method in methods if journal.policy(method, budget) is None]
             for method, plan in _plans(work, known, budget, missing):
@@ -103,6 +103,18 @@ def policy_contestants(
         assert found is not None
         steps, attached = len(found.default.compute_steps), partial(Handle, work.pipe, found)
         yield Contestant(method, budget, attached, steps, f"{steps} steps")
+
+
+def _profile(work: Workload, journal: Journal, *, with_trials: bool) -> Policy:
+    """The profile that every policy is made from: as the journal has it, or made now."""
+    known = journal.policy(*_PROFILE)
+    if known is None:
+        known = profile_runs(work.session, work.calibration, keep=work.calibration)
+        journal.add_policy(*_PROFILE, known)
+    if with_trials and not known.fits:
+        known = with_frontier(measure_fits(work.session, known, work.calibration))
+        journal.add_policy(*_PROFILE, known)
+    return known
 
 
 def _plans(
