@@ -178,7 +178,7 @@ class _Work(comfy.samplers.Sampler):
             profile_path=self._profile,
             provenance={MODEL_KEY: type(guider.inner_model).__name__},
             stage=_Bar(),
-            guidance_scale=request.cfg,
+            cfg=request.cfg,
         )
         return noise
 
@@ -204,7 +204,7 @@ def _conditioned(
     places = {name: place for place, (name, _) in enumerate(request.positive)}
     velocity = denoise_of(model, **(extra_args | {"denoise_mask": None}))
 
-    def denoise_for(prompt: str, guidance_scale: float) -> Callable[[Tensor, Tensor], Tensor]:
+    def denoise_for(prompt: str, cfg: float) -> Callable[[Tensor, Tensor], Tensor]:
         own = conds | {"positive": [conds["positive"][places[prompt]]]}
 
         def denoise(sample: Tensor, sigma: Tensor) -> Tensor:

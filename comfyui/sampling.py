@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import comfy.model_sampling
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ertacache import Policy, PolicyError
+from ertacache.formats.fingerprint import CFG, cfg_name
 from ertacache.integration.sample import PolicySampler, integrate_sampler, is_flow, read_run
 
 __all__ = ["MODEL_KEY", "PolicyRun", "accelerate", "base_function", "prediction_of", "take_over"]
@@ -114,7 +116,7 @@ class PolicyRun:
         prediction = prediction_of(sampling)
         if self._optional and not self._can_follow(model, x, sigmas, prediction, extra, options):
             return self._base(model, x, sigmas, **given)
-        self._check(model.inner_model.inner_model, x)
+        self._check(model.inner_model, x)
         run = self._sampler(prediction)
         levels = sigmas.clone()  # a base such as uni_pc writes to them, and ComfyUI keeps them
         with warnings.catch_warnings(record=True) as caught:
@@ -157,7 +159,7 @@ class PolicyRun:
             return False
         return True
 
-    def _check(self, model: Any, x: Tensor) -> None:
+    def _check(self, guider: Any, x: Tensor) -> None:
         """Compare what only ComfyUI knows with what a policy says."""
         shape, known = tuple(x.shape[1:]), self._policy.fingerprint.latent_shape
         if x.ndim == 3 and x.shape[1] == 1 and shape != known:
@@ -165,12 +167,22 @@ class PolicyRun:
                 "latents of several parts, such as video and sound, are packed into one row: a "
                 "policy for them serves the size that it was calibrated at; calibrate at this size"
             )
-        was, now = self._policy.provenance.get(MODEL_KEY), type(model).__name__
+        was, now = self._policy.provenance.get(MODEL_KEY), type(guider.inner_model).__name__
         if was is not None and was != now:
             raise PolicyError(
                 f"the policy was calibrated for {was}, but the model is {now}: choose the policy "
                 "of this model, or calibrate one"
             )
+        facts = self._policy.fingerprint
+        name, scale = cfg_name(facts.guidance), getattr(guider, CFG, None)
+        if name is not None and scale is not None:
+            calibrated = replace(facts, guidance={CFG: facts.guidance[name]})
+            for found in calibrated.compare(replace(facts, guidance={CFG: (float(scale),)})):
+                _LOG.warning(
+                    "ERTACache: the policy was calibrated under other conditions: %s; compare with "
+                    "the full run, and calibrate with this cfg if it is worse than you like",
+                    found,
+                )
 
 
 class _Base:

@@ -132,6 +132,25 @@ def test_another_kind_of_network_is_refused(sampling: Any, policy: Policy) -> No
         run(ours, model)
 
 
+@pytest.mark.parametrize(
+    "guidance", [{"cfg": (2.0,)}, {"guidance_scale": (3.5,), "true_cfg_scale": (2.0,)}]
+)
+def test_another_cfg_is_logged(
+    sampling: Any,
+    policy: Policy,
+    caplog: pytest.LogCaptureFixture,
+    guidance: dict[str, tuple[float, ...]],
+) -> None:
+    facts = replace(policy.fingerprint, guidance=guidance)
+    ours = sampling.accelerate(replace(policy, fingerprint=facts), KSampler(samplers.euler), 2.0)
+    model = ready_model()
+    for cfg, warned in ((2.0, False), (7.0, True)):
+        model.inner_model.set_cfg(cfg)
+        with caplog.at_level(logging.WARNING):
+            run(ours, model)
+        assert ("conditions: cfg is 7.0, was 2.0; compare" in caplog.text) == warned
+
+
 def test_packed_latents_of_another_size_are_refused(sampling: Any, policy: Policy) -> None:
     ours = sampling.accelerate(policy, KSampler(samplers.euler), 2.0)
     with pytest.raises(PolicyError, match="calibrate at this size"):

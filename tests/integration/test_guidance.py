@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ertacache.formats.fingerprint import UNKNOWN, UNKNOWN_HASH
 from ertacache.formats.policy import Policy
 from ertacache.integration.attach import attach
 from ertacache.integration.identity import fingerprint
@@ -191,6 +192,17 @@ def test_guidance_of_a_pipeline_of_ones_own() -> None:
     with attach(pipe, replace(policy, fingerprint=replace(facts, guidance={}))):
         assert differences(pipe) == []
         assert differences(pipe, guidance_scale=2.5) == ["guidance_scale is 2.5, was 2.0"]
+
+
+def test_the_cfg_of_a_policy_from_comfyui_is_compared_with_the_pipelines_scale() -> None:
+    pipe = Unknown()
+    full = record(pipe)
+    facts = fingerprint(pipe, latent_shape=(3, 4), guidance={"cfg": (2.0,)})
+    facts = replace(facts, denoiser=UNKNOWN, denoiser_hash=UNKNOWN_HASH)
+    plan = trajectory_plan(full.schedule.nominal, COMPUTED)
+    with attach(pipe, Policy(facts, plans=(fitted_plan(plan, full.schedule),))):
+        assert differences(pipe, guidance_scale=2, use_cfg=True) == []
+        assert differences(pipe, guidance_scale=7) == ["guidance_scale is 7.0, was 2.0"]
 
 
 def test_a_loop_that_is_no_call_of_the_pipeline() -> None:

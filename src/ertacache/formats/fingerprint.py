@@ -6,7 +6,7 @@ The facts are read off a pipeline by ``integration.identity``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, Literal, TypeAlias
@@ -25,12 +25,14 @@ from ertacache.formats.schema import (
 )
 
 __all__ = [
+    "CFG",
     "UNKNOWN",
     "UNKNOWN_HASH",
     "ConfigValue",
     "Difference",
     "Fingerprint",
     "Level",
+    "cfg_name",
     "check_scalar",
     "hash_config",
     "plain_config",
@@ -46,6 +48,9 @@ UNKNOWN = "unknown"
 
 UNKNOWN_HASH = 64 * "0"
 """The hash of a configuration that is not known."""
+
+CFG = "cfg"
+"""ComfyUI's name of the scale of classifier-free guidance."""
 
 _SCALARS = (type(None), bool, int, float, str)
 MAX_VALUES = 1000  # of one guidance argument
@@ -71,6 +76,18 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "scheduler_config": (dict,),
     "versions": (dict,),
 }
+
+
+def cfg_name(names: Container[str]) -> str | None:
+    """The argument that scales classifier-free guidance, by ComfyUI's name or by diffusers'.
+
+    Where a pipeline has ``true_cfg_scale``, its ``guidance_scale`` is an input of the network.
+
+    Example:
+        >>> cfg_name({"guidance_scale", "true_cfg_scale"}), cfg_name({"guidance_scale"})
+        ('true_cfg_scale', 'guidance_scale')
+    """
+    return next((name for name in (CFG, "true_cfg_scale", "guidance_scale") if name in names), None)
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from ertacache.formats.fingerprint import (
+    CFG,
     UNKNOWN,
     UNKNOWN_HASH,
     ConfigValue,
     Difference,
     Fingerprint,
+    cfg_name,
     hash_config,
     plain_config,
 )
@@ -218,6 +220,7 @@ def run_differences(policy: Policy, pipe: Pipeline, *, sample: Tensor) -> list[D
     """
     call, facts = _call_guidance(pipe), policy.fingerprint
     if facts.denoiser_hash == UNKNOWN_HASH:  # a loop, whose guidance is its own affair
+        facts = replace(facts, guidance=_under_names_of(call, facts.guidance))
         call = {name: argument for name, argument in call.items() if name in facts.guidance}
     defaults = {
         name: (float(argument.default),)
@@ -228,6 +231,14 @@ def run_differences(policy: Policy, pipe: Pipeline, *, sample: Tensor) -> list[D
     now = {name: (float(argument.value),) for name, argument in call.items()}
     guidance = dict(was.guidance) | now
     return was.compare(replace(was, guidance=guidance, latent_shape=tuple(sample.shape[1:])))
+
+
+def _under_names_of(
+    call: Mapping[str, CallArgument], guidance: Mapping[str, tuple[float, ...]]
+) -> dict[str, tuple[float, ...]]:
+    """Guidance with ComfyUI's scale under the name that a call has for it."""
+    names = {CFG: cfg_name(call) or CFG}
+    return {names.get(name, name): values for name, values in guidance.items()}
 
 
 def warn_of_differences(differences: Sequence[Difference]) -> None:
