@@ -102,6 +102,19 @@ def test_a_base_that_changes_its_last_sigma_is_scaled_by_it(sampling: Any, polic
         assert (found - wanted).square().mean().sqrt() < 0.02 * wanted.std()
 
 
+def test_previews_show_what_those_of_the_full_run_show(sampling: Any, policy: Policy) -> None:
+    model, base = ready_model(), KSampler(samplers.euler)
+    shown: dict[str, list[Any]] = {"full": [], "fast": []}
+    for name, sampler in (("full", base), ("fast", sampling.accelerate(policy, base, 2.0))):
+        sampler.sampler_function(
+            model, model.noise.clone(), SIGMAS.clone(), {"denoise_mask": None}, shown[name].append
+        )
+    assert [report["i"] for report in shown["fast"]] == list(range(12))
+    for fast, full in zip(shown["fast"], shown["full"], strict=True):
+        error = (fast["denoised"] - full["denoised"]).square().mean().sqrt()
+        assert error < 0.15 * full["denoised"].std()  # of a preview
+
+
 def test_samplers_that_cannot_be_followed_are_refused(sampling: Any, policy: Policy) -> None:
     with pytest.raises(PolicyError, match="Custom is not a sampler function of ComfyUI"):
         sampling.accelerate(policy, type("Custom", (), {})(), 2.0)
