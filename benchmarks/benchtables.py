@@ -2,7 +2,7 @@
 
 Reads ``results/bench-MODEL.json``, runs nothing. Each model gets a sentence per budget on where our
 method leads, derived from the rows, then one table per budget with the paper's columns, the
-ablation, and the methods that do not apply. ``tables.py`` writes it all into ``docs/benchmark.md``.
+ablation, and the methods that do not apply. ``tables.py`` writes it into the pages of ``docs``.
 """
 
 from __future__ import annotations
@@ -50,13 +50,6 @@ def bench_files(folder: Path = RESULTS) -> dict[str, Path]:
 def read_bench() -> list[BenchRow]:
     """The rows of all results files."""
     return [row for path in bench_files().values() for row in read_results(path)[1]]
-
-
-def bench_table(rows: Sequence[BenchRow]) -> str:
-    """One section per model."""
-    models = dict.fromkeys(row.model for row in rows)
-    parts = [model_section([row for row in rows if row.model == model]) for model in models]
-    return "\n\n".join(parts) or "Not measured yet."
 
 
 def summary_table(rows: Sequence[BenchRow]) -> str:
@@ -179,8 +172,10 @@ def _kept(row: BenchRow) -> bool:
     return row.flops_ratio is not None and row.flops_ratio * row.budget - 1 <= TOLERANCE
 
 
-def model_section(rows: Sequence[BenchRow]) -> str:
+def model_table(rows: Sequence[BenchRow]) -> str:
     """All that is known of a model."""
+    if not rows:
+        return "Not measured yet."
     ran = [row for row in rows if row.method != "full" and row.why_not is None]
     full = next((row for row in rows if row.method == "full"), None)
     steps, prompts = rows[0].steps, max(row.prompts for row in rows)
@@ -193,18 +188,18 @@ def model_section(rows: Sequence[BenchRow]) -> str:
         text += f" Its flickering is {full.flickering.value:.3f}."
     budgets = sorted({row.budget for row in ran})
     by_budget = {b: [row for row in ran if row.budget == b] for b in budgets}
-    parts = [f"### {rows[0].model}", text]
+    parts = [text]
     parts += [sentence for b in budgets if (sentence := verdict(by_budget[b]))]
     image = ROOT / "docs" / "images" / f"pareto-{rows[0].model}.png"
     if image.exists():
         title = f"PSNR of every method against its speed-up, {rows[0].model}"
         parts.append(f"![{title}](images/{image.name})")
     for budget in budgets:
-        parts += [f"#### {rows[0].model} at {budget:g}x", main_table(by_budget[budget])]
-    parts += [f"#### {rows[0].model}: ablation", ablation_table(ran)]
+        parts += [f"## At {budget:g}x", main_table(by_budget[budget])]
+    parts += ["## Ablation", ablation_table(ran)]
     inapplicable = [row for row in rows if row.why_not is not None]
     if inapplicable:
-        parts += [f"#### {rows[0].model}: not applicable", reasons(inapplicable)]
+        parts += ["## Not applicable", reasons(inapplicable)]
     return "\n\n".join(parts)
 
 

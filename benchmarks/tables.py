@@ -15,7 +15,7 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
-from benchtables import bench_table, front_table, read_bench, same_table, summary_table
+from benchtables import front_table, model_table, read_bench, same_table, summary_table
 from comfytables import comfyui_table
 from figuretables import (
     curves_table,
@@ -28,6 +28,7 @@ from rows import RESULTS, ROOT, Row, read_rows
 from scheduletables import groups_table, predictions_table, schedules_table
 
 from ertacache.formats.files import write_whole
+from ertacache.models import MODELS
 
 PAGES = {
     "front": "README.md",
@@ -41,7 +42,7 @@ PAGES = {
     "check": "docs/check.md",
     "same": "docs/benchmark.md",
     "summary": "docs/benchmark.md",
-    "bench": "docs/benchmark.md",
+    **{f"bench-{model}": f"docs/benchmark-{model}.md" for model in MODELS},
     "sensitivity": "docs/figures.md",
     "curves": "docs/figures.md",
     "errormaps": "docs/figures.md",
@@ -262,7 +263,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "fewsteps": fewsteps_table,
     "check": check_table,
     "same": same_table,
-    "bench": bench_table,
+    **{f"bench-{model}": model_table for model in MODELS},
     "sensitivity": sensitivity_table,
     "curves": curves_table,
     "errormaps": errormaps_table,
@@ -275,8 +276,10 @@ TABLES: dict[str, Callable[[Any], str]] = {
 
 def rows_of(name: str) -> Any:
     """The rows of a table, as far as they were measured."""
-    if name in ("front", "bench", "same", "summary"):
+    if name in ("front", "same", "summary"):
         return read_bench()
+    if name.startswith("bench-"):
+        return [row for row in read_bench() if f"bench-{row.model}" == name]
     return read_rows(RESULTS / f"{SOURCES.get(name, name)}.json")
 
 

@@ -72,14 +72,14 @@ def test_no_lead_is_reported(load: Callable[[str], Any]) -> None:
     assert verdict([ours, refitted]) == "At 2x trajectory has no baseline to compare with."
 
 
-def test_the_section_of_a_model(load: Callable[[str], Any]) -> None:
+def test_the_page_of_a_model(load: Callable[[str], Any]) -> None:
     tables = load("benchtables")
     full = BenchRow("m", "full", 1.0, 30, seconds=2.0, prompts=64)
     inapplicable = [
         BenchRow("m", "T-GATE", b, 30, why_not="no cross-attention") for b in (2.0, 3.0)
     ]
     rows = [full, row("paper", 40.0), row("trajectory", 50.0), row("uniform", 30.0), *inapplicable]
-    text = tables.bench_table(rows)
+    text = tables.model_table(rows)
     assert "30 steps, 64 held-out prompts. The full run takes 2.00 s per call (median)." in text
     cells = "15 steps | 0.500 | 2.00 | 1.00 | not available | not available"
     lines = [line for line in text.splitlines() if cells in line]
@@ -87,7 +87,7 @@ def test_the_section_of_a_model(load: Callable[[str], Any]) -> None:
     assert lines[0].endswith("50.00 (49.00 to 51.00) | 45.0 | 2 |")
     assert text.count("no cross-attention") == 1
     assert "| uniform reuse | 2x | not available | not available | 30.00" in text
-    assert tables.bench_table([]) == "Not measured yet."
+    assert tables.model_table([]) == "Not measured yet."
 
 
 def test_the_largest_speedups_that_look_the_same(load: Callable[[str], Any]) -> None:
