@@ -18,7 +18,7 @@ from ertacache.bench.cost import count_flops
 from ertacache.bench.journal import Journal
 from ertacache.bench.results import FULL, TRAJECTORY
 from ertacache.bench.workload import Workload
-from ertacache.calibration.paper import PaperCalibration
+from ertacache.calibration.paper import PASSES, PaperCalibration
 from ertacache.calibration.profile import profile_runs
 from ertacache.calibration.refit import refit_budget
 from ertacache.calibration.trial import measure_fits, with_frontier
@@ -135,9 +135,12 @@ def _paper_plans(
     if not methods:
         return
     calibration = PaperCalibration(work.session, known, work.calibration)
-    found = calibration.search_budget(steps)
-    for method in methods:
-        yield method, FittedPlan(calibration.fit(found, **PAPER[method]), calibration.sigmas)
+    progress, total = work.session.progress("paper"), PASSES + len(methods)
+    found = calibration.search_budget(steps, progress=lambda done: progress(done, total))
+    for done, method in enumerate(methods, PASSES + 1):
+        plan = calibration.fit(found, **PAPER[method])
+        progress(done, total)
+        yield method, FittedPlan(plan, calibration.sigmas)
 
 
 def extrapolation_contestants(
