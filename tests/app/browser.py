@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 __all__ = ["CHROMIUM", "WHY_NOT", "Visit", "open_browser"]
@@ -19,6 +21,14 @@ if not WHY_NOT and CHROMIUM is None:
     WHY_NOT = "there is no Chromium on the path"
 # A busy machine is slow; what is waited for comes much earlier. Screenshots are of real runs.
 SECONDS = 1200.0 if os.environ.get("ERTACACHE_SCREENSHOTS") else 30.0
+
+
+_FILES = """([name, content]) => {
+    const files = new DataTransfer();
+    const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
+    files.items.add(new File([bytes], name));
+    return files;
+}"""  # what a dragged file is in a browser
 
 
 @contextmanager
@@ -76,6 +86,14 @@ class Visit:
         """Write into a field."""
         self.page.get_by_label(label, exact=True).fill(str(value))
         self.page.keyboard.press("Tab")
+
+    def drop(self, selector: str, path: Path) -> None:
+        """Let a file fall onto a part of the page."""
+        content = b64encode(path.read_bytes()).decode()
+        files = self.page.evaluate_handle(_FILES, [path.name, content])
+        target = self.page.locator(selector)
+        for event in ("dragenter", "dragover", "drop"):
+            target.dispatch_event(event, {"dataTransfer": files})
 
     def text(self, selector: str) -> str:
         """What can be read in a part of the page."""
