@@ -13,7 +13,7 @@ import itertools
 import random
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ __all__ = [
     "all_words",
     "caption",
     "heldout_backgrounds",
+    "other_captions",
     "render",
     "scenes",
     "spread",
@@ -70,6 +71,31 @@ def caption(scene: Scene) -> str:
     if scene.position is not None:
         return f"{text} at the {scene.position}"
     return text if scene.motion is None else f"{text} {scene.motion}"
+
+
+def other_captions(scene: Scene) -> list[str]:
+    """What people write instead: with a capital letter, or with less.
+
+    Example:
+        >>> for text in other_captions(Scene("apple", "small", "blue", position="left")):
+        ...     print(text)
+        A small apple on a blue background at the left
+        A small apple on a blue background
+        a small apple on a blue background
+        an apple on a blue background
+        a small apple
+        an apple
+    """
+    full, less = caption(scene), caption(replace(scene, position=None, motion=None))
+    subject = f"{'an' if scene.subject[0] in 'aeiou' else 'a'} {scene.subject}"
+    return [
+        f"A{full[1:]}",
+        f"A{less[1:]}",
+        less,
+        f"{subject} on a {scene.background} background",
+        f"a {scene.size} {scene.subject}",
+        subject,
+    ]
 
 
 def all_words() -> list[str]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from training.cogvideox import CogVideoXParts
-from training.data import caption, scenes, spread
+from training.data import Scene, caption, other_captions, scenes, spread
 from training.flux import FluxParts
 from training.images import save_grid
 from training.loop import Schedule, train
@@ -32,6 +32,7 @@ from training.wan import WanParts
 __all__ = ["DENOISERS", "DenoiserTask", "Parts"]
 
 _DROPOUT = 0.1  # share of samples trained without their caption
+_VARIED = 0.5  # share of samples trained with another caption, where captions vary
 _SHOWN = 32  # captions in a preview
 
 
@@ -68,18 +69,20 @@ class Denoiser:
         build: Makes the untrained parts.
         schedule: Length and speed of the training.
         half: Whether linear layers multiply in bfloat16 while they learn.
+        vary: Whether captions vary, so that prompts may leave something open.
     """
 
     build: type[Parts]
     schedule: Schedule
     half: bool = False
+    vary: bool = False
 
 
 DENOISERS = {
     "emoji-flux": Denoiser(
         FluxParts,
         Schedule(
-            24000,
+            16000,
             64,
             1e-3,
             warmup=300,
@@ -89,6 +92,7 @@ DENOISERS = {
             muon=True,
         ),
         half=True,
+        vary=True,
     ),
     "emoji-wan": Denoiser(WanParts, Schedule(6300, 32, 1e-3, ema=0.999, preview_every=500)),
     "emoji-cogvideox": Denoiser(
@@ -103,13 +107,23 @@ DENOISERS = {
 class DenoiserTask:
     """Predict what the objective defines at a random noise level, given the caption."""
 
-    def __init__(self, parts: Parts, checkpoints: Path, *, batch: int, half: bool = False) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        checkpoints: Path,
+        *,
+        batch: int,
+        half: bool = False,
+        vary: bool = False,
+    ) -> None:
         """Load the bank of latents and tokenize every caption once; the last one is empty."""
         space = SPACES[parts.space]
         self.parts, self.modules, self.batch, self.half = parts, parts.modules, batch, half
         self.bank = bank(checkpoints, space)
         self.basis = patch_basis(checkpoints, space)
-        self.ids = parts.tokenize([*map(caption, scenes("train", video=space.video)), ""])
+        shown = scenes("train", video=space.video)
+        self.ids = parts.tokenize([*map(caption, shown), ""])
+        self.others = _other_ids(parts, shown) if vary else ()
         chosen = spread(scenes("test", video=space.video), _SHOWN, seed=0)
         self.unseen = parts.tokenize([caption(scene) for scene in chosen])
 
@@ -120,11 +134,23 @@ class DenoiserTask:
         data = self.bank[torch.randint(jitters, (self.batch,)), row].float()
         dropped = torch.rand(self.batch) < _DROPOUT
         empty = tuple(i[-1] for i in self.ids)
-        ids = self.parts.drop(dropped, tuple(i[row] for i in self.ids), empty)
+        ids = self.parts.drop(dropped, self._captions(row), empty)
         with HalfProducts() if self.half else contextlib.nullcontext():
             return loss(
                 self.parts.objective, lambda x, level: self.parts.predict(x, level, ids), data
             )
+
+    def _captions(self, row: Tensor) -> tuple[Tensor, ...]:
+        """Token ids of the captions of some scenes, with others in their place now and then."""
+        ids = tuple(i[row] for i in self.ids)
+        if not self.others:
+            return ids
+        varied = torch.rand(len(row)) < _VARIED
+        kind = torch.randint(self.others[0].shape[1], (len(row),))
+        return tuple(
+            torch.where(varied.view(-1, *[1] * (i.ndim - 1)), other[row, kind], i)
+            for i, other in zip(ids, self.others, strict=True)
+        )
 
     def preview(self, modules: nn.ModuleDict, path: Path) -> dict[str, float]:
         """Samples of unseen captions through the linear decoder, without guidance.
@@ -147,6 +173,13 @@ class DenoiserTask:
         return {}
 
 
+def _other_ids(parts: Parts, shown: Sequence[Scene]) -> tuple[Tensor, ...]:
+    """Token ids of the other captions: scenes, captions of each, tokens."""
+    texts = [other_captions(scene) for scene in shown]
+    ids = parts.tokenize([text for others in texts for text in others])
+    return tuple(i.unflatten(0, (len(texts), -1)) for i in ids)
+
+
 def main() -> None:
     """Train one model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -160,7 +193,9 @@ def main() -> None:
     parts = row.build()
     if args.compile:
         parts.compile()
-    task = DenoiserTask(parts, args.checkpoints, batch=row.schedule.batch, half=row.half)
+    task = DenoiserTask(
+        parts, args.checkpoints, batch=row.schedule.batch, half=row.half, vary=row.vary
+    )
     train(task, row.schedule, args.checkpoints / args.name, seed=args.seed)
 
 

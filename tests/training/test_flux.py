@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.metrics.needs import needs_lpips
 from training.autoencoders import AUTOENCODERS
-from training.data import render, scenes
+from training.data import caption, other_captions, render, scenes
 from training.denoisers import DENOISERS, DenoiserTask
 from training.evaluate import decoder_psnr, nearest_lpips
 from training.flux import FluxParts
@@ -166,6 +166,27 @@ def test_task_learns_in_bfloat16(parts: FluxParts, monkeypatch):
         found[half] = task.loss(0).item()
     assert found[True] != found[False]
     assert found[True] == pytest.approx(found[False], rel=1e-2)
+
+
+def test_captions_vary(parts: FluxParts, monkeypatch):
+    """About half of them, each by one of the other captions of the same scene."""
+    shown = scenes("train")
+    monkeypatch.setattr("training.denoisers.bank", lambda *_: torch.zeros(1, len(shown), 1, 1, 1))
+    monkeypatch.setattr("training.denoisers.patch_basis", lambda *_: None)
+    task = DenoiserTask(parts, Path(), batch=4, vary=True)
+    torch.manual_seed(0)
+    row = torch.randint(len(shown), (200,))
+    drawn = task._captions(row)
+    same = 0
+    for place, scene in enumerate(row.tolist()):
+        known = parts.tokenize([caption(shown[scene]), *other_captions(shown[scene])])
+        fits = [
+            all(torch.equal(i[k], d[place]) for i, d in zip(known, drawn, strict=True))
+            for k in range(7)
+        ]
+        assert any(fits)
+        same += fits[0]
+    assert 70 < same < 140
 
 
 def test_jitter_of_one_is_the_usual_one_and_zero_is_none():
