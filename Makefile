@@ -51,6 +51,7 @@ bench: setup
 	$(BIN)/python benchmarks/transfer.py
 	$(BIN)/python benchmarks/schedules.py
 	$(BIN)/python benchmarks/groups.py
+	$(BIN)/python benchmarks/cost.py
 	$(BIN)/python benchmarks/fewsteps.py
 	$(BIN)/python benchmarks/sensitivity.py
 	$(BIN)/python benchmarks/curves.py

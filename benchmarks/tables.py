@@ -17,6 +17,7 @@ from typing import Any
 
 from benchtables import front_table, model_table, read_bench, same_table, summary_table
 from comfytables import comfyui_table
+from cost import cost_table
 from figuretables import (
     curves_table,
     errormaps_table,
@@ -40,6 +41,7 @@ PAGES = {
     "transfer": "docs/transfer.md",
     "fewsteps": "docs/transfer.md",
     "check": "docs/check.md",
+    "cost": "docs/calibrate.md",
     "same": "docs/benchmark.md",
     "summary": "docs/benchmark.md",
     **{f"bench-{model}": f"docs/benchmark-{model}.md" for model in MODELS},
@@ -262,6 +264,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "transfer": transfer_table,
     "fewsteps": fewsteps_table,
     "check": check_table,
+    "cost": cost_table,
     "same": same_table,
     **{f"bench-{model}": model_table for model in MODELS},
     "sensitivity": sensitivity_table,
