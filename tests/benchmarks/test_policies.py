@@ -20,9 +20,10 @@ def test_a_policy_is_made_once(
     policies = import_module("policies")
     case = CASES["flux"]
     call = {k: v for k, v in case.arguments.items() if k not in ("prompt", "output_type")}
-    pipe, runs = case.build(), number_runs(["a", "b", "c", "d"])
+    pipe, runs = case.build(), number_runs(["a", "b", "c"])
     pipe.set_progress_bar_config(disable=True)
-    session = Session(pipe, call, batch_size=4)
+    monkeypatch.setattr("ertacache.calibration.trial.SPEEDUPS", (2.0,))
+    session = Session(pipe, call | {"num_inference_steps": 6}, batch_size=4)
     first = policies.calibrated(session, runs, speedups=[2.0])
     assert len(first.plans) == 1
     with count(pipe.transformer.proj_out) as calls:

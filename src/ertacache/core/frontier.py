@@ -126,11 +126,13 @@ class FrontierPoint:
         fit: how its coefficients were fitted.
         predicted_error: expected root mean square distance of the final latent to the reference
             one, on prompts left out of the fit; never above that of fewer computed steps.
+        simulated_error: the same as simulated with one group, not corrected by anything.
     """
 
     plan: TrajectoryPlan
     fit: Fit
     predicted_error: float
+    simulated_error: float
 
     @property
     def computed(self) -> int:
@@ -201,17 +203,18 @@ def solve_frontier(
     errors = accumulate((choice.error if len(choice.steps) < T else 0.0 for choice in chosen), min)
     return Frontier(
         tuple(
-            FrontierPoint(plans[choice.steps], choice.fit, error)
+            FrontierPoint(plans[choice.steps], choice.fit, error, choice.simulated)
             for choice, error in zip(chosen, errors, strict=True)
         )
     )
 
 
 class _Choice(NamedTuple):
-    """A compute schedule, how it is fitted, and its predicted error."""
+    """A compute schedule, how it is fitted, its simulated error and the predicted one."""
 
     steps: tuple[int, ...]
     fit: Fit
+    simulated: float
     error: float
 
 
@@ -266,7 +269,7 @@ class _Search:
                 for i, error in enumerate(self.errors(schedules, tried)):
                     known = best[i]
                     if known is None or error < known.error:
-                        best[i] = _Choice(schedules[i], tried, error)
+                        best[i] = _Choice(schedules[i], tried, error, error)
         return [choice for choice in best if choice is not None]
 
     def measured(self, budgets: Sequence[int], known: Sequence[MeasuredFit]) -> list[_Choice]:
@@ -283,8 +286,8 @@ class _Search:
             schedules = self.uniform(near) if uniform else self.schedules(near, fit)
             errors = self.errors(schedules, fit)
             for i in fitted:
-                error = errors[i - first] * chosen[i].error_ratio
-                found[i] = _Choice(schedules[i - first], fit, error)
+                steps, error = schedules[i - first], errors[i - first]
+                found[i] = _Choice(steps, fit, error, error * chosen[i].error_ratio)
         return [found[i] for i in range(len(budgets))]
 
 
@@ -301,6 +304,8 @@ def leave_out_errors(
     held, rest, size = gram.folds(folds)
     mask = schedule_mask(schedules, gram.num_steps).repeat_interleave(folds, 0)
     which = torch.arange(folds).repeat(len(schedules))
-    z = System(rest, nominal, fit).simulate(mask, which).coefficients
+    # Plain reuse is the same whatever it is fitted on.
+    plain = fit.ridge >= PLAIN
+    z = None if plain else System(rest, nominal, fit).simulate(mask, which).coefficients
     errors = System(held, nominal, fit).simulate(mask, which, z).errors[:, -1]
     return (errors.view(-1, folds).square() * (size / P)).sum(1).sqrt()

@@ -190,6 +190,8 @@ def _borrow_steps(mask: Tensor, keep: Tensor) -> _Candidates:
 
 def _replace(system: System, mask: Tensor, errors: Tensor, *, candidates: _Candidates) -> Tensor:
     """Replace runs, in place, by their best candidate if it is better; return which were."""
+    if not len(candidates.mask):  # a single budget has no neighbour to borrow from
+        return torch.zeros(len(mask), dtype=torch.bool)
     found = _simulate_variants(system, mask, candidates)
     lowest = errors.scatter_reduce(0, candidates.receiver, found, "amin")
     better = lowest < GAIN * errors

@@ -182,7 +182,7 @@ class System:
             raise ValueError(f"a profile of {gram.num_steps} steps, but a nominal update of {T}")
         self.fit = fit
         self.groups = gram.groups
-        self.nominal = nominal
+        self._nominal: list[list[float]] = nominal.tolist()
         self._target = gram.squares
         self._rows = gram.padded_rows()
         self._rate = fit.sensitivity**2 * gram.output_rate()
@@ -224,7 +224,7 @@ class System:
 
         noise = self._rate[which, step] * self._whole(state.error)
         # The disturbance of an output that leaves the history stays in the latent.
-        lost = state.carried[:, -1] ** 2 * state.noise[:, -1] * computed
+        lost = state.carried[:, -1].square() * state.noise[:, -1] * computed
         return replace(
             state,
             past=push(torch.full_like(state.past[:, 0], step), state.past),
@@ -243,12 +243,12 @@ class System:
         """Coefficients (B, 1 + H) of latent and outputs that minimise the expected error."""
         B, H = columns.shape
         A = rows.new_empty(B, H + 1, H + 1)  # expected products of latent and outputs
-        A[:, 0, 0] = state.square + (state.carried**2 * state.noise).sum(1) + state.faded
+        A[:, 0, 0] = state.square + (state.carried.square() * state.noise).sum(1) + state.faded
         cross = state.inner.gather(1, columns) + state.carried * state.noise
         A[:, 0, 1:] = A[:, 1:, 0] = cross
         A[:, 1:, 1:] = rows.gather(2, columns[:, None].expand(-1, H, -1)) + state.noise.diag_embed()
         rhs = torch.cat([state.inner[:, step + 1, None], rows[:, :, step + 1]], dim=1)
-        c, a = self.nominal[step]
+        c, a = self._nominal[step]
         prior = torch.zeros_like(rhs)
         prior[:, 0] = c
         prior[:, 1:] = a * prior_weights(state.past, step, order=self.fit.order)
@@ -262,13 +262,13 @@ class System:
         moved = torch.bmm(a[:, None], rows)[:, 0]  # <sum_j a_j v_j, u_b> for all b
         along = (a * state.inner.gather(1, columns)).sum(1)  # <p, sum_j a_j v_j>
         own = (a * moved.gather(1, columns)).sum(1)  # |sum_j a_j v_j|^2
-        square = c**2 * state.square + 2 * c * along + own
+        square = c.square() * state.square + 2 * c * along + own
         inner = c[:, None] * state.inner + moved
         carried = c[:, None] * state.carried + a
-        faded = c**2 * state.faded
+        faded = c.square() * state.faded
         y = step + 1
         distance = (square - 2 * inner[:, y] + self._target[which, y]).clamp_min(0)
-        error = distance + (carried**2 * state.noise).sum(1) + faded
+        error = distance + (carried.square() * state.noise).sum(1) + faded
         return State(inner, square, error, state.past, state.noise, carried, faded)
 
     def simulate(

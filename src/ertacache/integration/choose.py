@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,14 @@ NO_PSNR = (
     "no plan is predicted to reach {psnr:g} dB in this run of {steps} steps, so every step is "
     "computed: give a smaller min_psnr"
 )
+
+
+def _on_cpu() -> AbstractContextManager[object]:
+    """New tensors on the CPU, whatever the default device is.
+
+    Nothing is entered if it is the CPU: the context slows every operation, and a run waits.
+    """
+    return nullcontext() if torch.empty(0).device.type == "cpu" else torch.device("cpu")
 
 
 class PlanChooser:
@@ -80,7 +89,7 @@ class PlanChooser:
         Raises:
             PolicyError: if there is no plan for the run, and no profile to solve one from.
         """
-        with torch.device("cpu"):  # whatever the default device of the pipeline is
+        with _on_cpu():
             schedule = self.schedule(scheduler, begin)
         return self.choose_for(schedule)
 
@@ -89,7 +98,7 @@ class PlanChooser:
         key = id(schedule), self.target
         if key not in self._chosen:
             self._check_direction(schedule)
-            with torch.device("cpu"):
+            with _on_cpu():
                 self._chosen[key] = self._choose(schedule)
             self._kept.append(schedule)  # so that no other gets its id
         return self._chosen[key]

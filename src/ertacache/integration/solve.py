@@ -138,9 +138,8 @@ class PlanSolver:
         gram, fit = self._gram(schedule), Fit(ridge=PLAIN)
         steps = spread_schedule(schedule.num_steps, budget, self.pinned(schedule))
         (plan,) = fit_plans(gram, schedule.nominal, schedules=[steps], fit=fit)
-        return _fitted(
-            FrontierPoint(plan, fit, _error(gram, schedule.nominal, steps, fit)), schedule
-        )
+        error = _error(gram, schedule.nominal, steps, fit)
+        return _fitted(FrontierPoint(plan, fit, error, error), schedule)
 
     def curve(self, schedule: Schedule) -> dict[int, float]:
         """Predicted error by the number of computed steps, never rising.
@@ -255,7 +254,7 @@ class PlanSolver:
         fit, steps = point.fit, point.plan.compute_steps
         uniform = spread_schedule(schedule.num_steps, len(steps), self.pinned(schedule))
         limit = _error(gram, schedule.nominal, uniform, Fit(ridge=PLAIN))
-        first = error = _error(gram, schedule.nominal, steps, fit)
+        first = error = point.simulated_error
         while not error < limit:
             if fit.ridge >= PLAIN:
                 return None
@@ -265,7 +264,7 @@ class PlanSolver:
             return point
         plan = self._fit_plan(gram, schedule, steps, fit)
         ratio = point.predicted_error / first if first > 0 else 1.0
-        return FrontierPoint(plan, fit, error * ratio)
+        return FrontierPoint(plan, fit, error * ratio, error)
 
 
 def _fitted(point: FrontierPoint, schedule: Schedule) -> FittedPlan:
