@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import re
 import shlex
 from collections.abc import Callable
@@ -292,6 +293,14 @@ def test_the_stated_time_is_the_measured_one() -> None:
     seconds = round(rows[0]["seconds"])
     assert f"all 49 budgets, solves in about {seconds} s" in text_of("docs/method.md")
     assert all(0.5 < row["seconds"] / rows[0]["seconds"] < 2 for row in rows)
+
+
+def test_the_stated_time_of_a_new_schedule_is_the_measured_one() -> None:
+    rows = json.loads((RESULTS / "solving.json").read_text())
+    slowest = math.ceil(max(row["first_ms"] for row in rows) / 100) / 10
+    assert {row["steps"] for row in rows} == {50}
+    assert f"in at most {slowest:g} s for 50 steps on one core" in text_of("docs/settings.md")
+    assert all(row["second_ms"] < 1 for row in rows)
 
 
 def test_the_stated_cost_of_a_reused_step_is_the_measured_one() -> None:

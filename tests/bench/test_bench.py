@@ -143,19 +143,20 @@ def test_a_second_run_measures_nothing_again(
 def test_an_interruption_after_the_trials_does_not_repeat_them(
     work: Workload, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = tmp_path / "bench.json"
+    made, kept = results.with_suffix(".policies"), tmp_path / "bench.policies"
+    kept.mkdir()
+    shutil.copy(made / "profile-1x.safetensors", kept)
     first = Bench(work, results, (2.0,), METHODS, "ertacache bench tiny")
-    again = Bench(work, copy, (2.0,), METHODS, "ertacache bench tiny")
-    shutil.copytree(results.with_suffix(".policies"), copy.with_suffix(".policies"))
     head, profile, trials, *_ = first.journal_path.read_text().splitlines()
-    again.journal_path.write_text("\n".join((head, profile, trials)) + "\n")
+    path = tmp_path / "bench.journal.jsonl"
+    path.write_text("\n".join((head, profile, trials)) + "\n")
     monkeypatch.setattr(contestants, "profile_runs", None)
     monkeypatch.setattr(contestants, "measure_fits", None)
-    again.run()
-    for name in ("trajectory", "paper"):
-        old, new = (
-            path.with_suffix(".policies") / f"{name}-2x.safetensors" for path in (results, copy)
-        )
+    names = ("trajectory", "paper")
+    again = contestants.policy_contestants(work, (2.0,), names, Journal(path, json.loads(head)))
+    assert [each.method for each in again] == list(names)
+    for name in names:
+        old, new = (folder / f"{name}-2x.safetensors" for folder in (made, kept))
         assert old.read_bytes() == new.read_bytes()
 
 
