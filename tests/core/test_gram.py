@@ -21,6 +21,7 @@ from ertacache.core.gram import (
     interpolation_rows,
     profile_run,
     resample,
+    resample_response,
     run_rows,
 )
 from ertacache.core.sampler import Euler, SolverFactory, run_reference
@@ -394,3 +395,23 @@ def test_what_is_the_same_run() -> None:
     ):
         assert not own.same_run(other)
     assert not close(own.sigmas, own.sigmas * torch.nan)
+
+
+def test_a_response_on_other_sigmas_is_on_straight_lines_between() -> None:
+    own, other = schedule_of(shifted_sigmas(8, 1.0)), schedule_of(shifted_sigmas(6, 2.0))
+    line = 3 * own.sigmas[:-1] - 1
+    assert resample_response(line, own, own) is line
+    found = resample_response(line, own, other)
+    inside = other.sigmas[:-1] >= own.sigmas[-2]
+    torch.testing.assert_close(found[inside], (3 * other.sigmas[:-1] - 1)[inside])
+    later = schedule_of(shifted_sigmas(20, 1.0))  # its last steps are below those of the profile
+    assert resample_response(line, own, later)[-1].item() == pytest.approx(line[-1].item())
+
+
+def test_a_response_is_per_error_of_the_latent_in_its_own_scale() -> None:
+    own = schedule_of(shifted_sigmas(6, 1.0))
+    larger = replace(own, scale=own.scale * 5, latents=own.latents * 5)
+    ones = torch.ones(6, dtype=torch.float64)
+    assert resample_response(ones, own, larger).tolist() == pytest.approx([0.2] * 6)
+    lone = schedule_of(shifted_sigmas(1))
+    assert resample_response(ones[:1], lone, own).tolist() == pytest.approx([1.0] * 6)

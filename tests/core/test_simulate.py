@@ -297,3 +297,49 @@ def test_an_output_that_does_not_exist_gets_no_weight() -> None:
     shorter = solve_ridge(A[:, :3, :3], b[:, :3], prior[:, :3], ridge=1e-3)
     assert torch.equal(z[:, 3], torch.zeros(2, dtype=torch.float64))
     assert torch.allclose(z[:, :3], shorter, atol=1e-10)
+
+
+def following(x: Tensor, sigma: Tensor) -> Tensor:
+    """A network whose output follows its latent with a slope that depends on sigma."""
+    return blind(x, sigma) + slope(sigma) * x
+
+
+def slope(sigma: Tensor) -> Tensor:
+    return 2 * sigma - 0.5
+
+
+@pytest.mark.parametrize("history", [1, 2, 4])
+def test_with_the_response_of_a_linear_network_the_simulation_is_exact(history: int) -> None:
+    full = run_reference(following, noise(1), sigmas=SIGMAS)
+    gram, steps = profile_run(full).gram, (0, 2, 3, 5, 6, 8, 10)
+    fit = Fit(history=history, ridge=1e-3, response=True)
+    system = System(gram, NOMINAL, fit, slope(SIGMAS[:-1]))
+    simulation = system.simulate(schedule_mask([steps], 12), torch.zeros(1, dtype=torch.long))
+    plan = refitted(
+        following, full.latents, sigmas=SIGMAS, compute_steps=steps, nominal=NOMINAL, fit=fit
+    )
+    torch.testing.assert_close(plan.coefficients, simulation.coefficients[0], rtol=1e-6, atol=1e-9)
+    latents = run(following, noise(1), TrajectoryStepper(plan), sigmas=SIGMAS)
+    measured = [rmse(x, y) for x, y in zip(latents, full.latents, strict=True)]
+    assert simulation.errors[0].tolist() == pytest.approx(measured, rel=1e-6, abs=2e-7)
+    assert measured[-1] > 1e-4  # the schedule does lose something
+    blindly = System(gram, NOMINAL, Fit(history=history, ridge=1e-3, sensitivity=0.0))
+    other = blindly.simulate(schedule_mask([steps], 12), torch.zeros(1, dtype=torch.long))
+    assert not torch.allclose(other.coefficients, simulation.coefficients, rtol=1e-3)
+
+
+def test_without_a_response_there_is_none() -> None:
+    gram = profile_run(run_reference(following, noise(2), sigmas=SIGMAS)).gram
+    mask, which = schedule_mask([STEPS], 12), torch.zeros(1, dtype=torch.long)
+    none = System(gram, NOMINAL, Fit(response=True), torch.zeros(12, dtype=torch.float64))
+    assumed = System(gram, NOMINAL, Fit(sensitivity=0.0))
+    found, other = none.simulate(mask, which), assumed.simulate(mask, which)
+    torch.testing.assert_close(found.coefficients, other.coefficients)
+    torch.testing.assert_close(found.errors, other.errors)
+
+
+@pytest.mark.parametrize("response", [None, torch.zeros(11)])
+def test_a_fit_with_a_response_needs_it(response: Tensor | None) -> None:
+    gram = profile_run(run_reference(blind, noise(1), sigmas=SIGMAS)).gram
+    with pytest.raises(ValueError, match="needs the response of the outputs on 12 steps"):
+        System(gram, NOMINAL, Fit(response=True), response)

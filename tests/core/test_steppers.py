@@ -22,10 +22,12 @@ from ertacache.core.simulate import Fit, fit_plans
 from ertacache.core.steppers import (
     FullStepper,
     RefitStepper,
+    ResponseStepper,
     TrajectoryStepper,
     combine,
     fit_step,
     make_stepper,
+    response_of,
 )
 from tests.core.filters import grouped_update
 from tests.core.rings import (
@@ -373,3 +375,45 @@ def test_a_strong_ridge_of_a_refit_is_extrapolation(mild: Bench) -> None:
     torch.testing.assert_close(
         plan.coefficients[14], expected.expand(4, -1), rtol=1e-5, atol=1e-6, check_dtype=False
     )
+
+
+def test_the_response_of_a_linear_network_is_its_slope() -> None:
+    sigmas = shifted_sigmas(12)
+    slopes = 2 * sigmas[:-1] - 0.5
+
+    def following(x: Tensor, sigma: Tensor) -> Tensor:
+        return torch.sin(7 * sigma).expand_as(x) + (2 * sigma - 0.5) * x
+
+    start = torch.randn(3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    full = run_reference(following, start, sigmas=sigmas)
+    plain = plain_plan(sigmas, (0, 3, 6, 9))
+    stepper = ResponseStepper(plain, full.latents, run=euler_run(sigmas))
+    latents = run(following, start, stepper, sigmas=sigmas)
+    found = response_of(stepper.products)
+    assert found[2:].tolist() == pytest.approx(slopes[2:].tolist(), rel=1e-6)
+    assert found[:2].tolist() == pytest.approx([slopes[2].item()] * 2, rel=1e-6)  # no error there
+    followed = run(following, start, TrajectoryStepper(plain), sigmas=sigmas)
+    torch.testing.assert_close(latents[-1], followed[-1])
+    with pytest.raises(ValueError, match="step 1 was reused"):
+        stepper.step(1, start, None, advance=torch.clone)
+
+
+def test_a_latent_that_leaves_its_output_out_has_no_response() -> None:
+    sigmas = shifted_sigmas(3)
+    run_of = euler_run(sigmas)
+    run_of[3, 3] = 0.0  # the last step does not use the last output
+    start = torch.ones(1, 2, dtype=torch.float64)
+    full = run_reference(lambda x, sigma: x, start, sigmas=sigmas)
+    stepper = ResponseStepper(plain_plan(sigmas, (0,)), full.latents, run=run_of)
+    run(lambda x, sigma: x, start, stepper, sigmas=sigmas)
+    assert stepper.products[2].tolist() == [0.0, 0.0]
+    assert response_of(stepper.products)[1].item() == pytest.approx(1.0)
+
+
+def euler_run(sigmas: Tensor) -> Tensor:
+    """Euler's latents in the start and the outputs."""
+    rows = torch.zeros(len(sigmas), len(sigmas), dtype=torch.float64)
+    rows[:, 0] = 1.0
+    for k, d in enumerate(sigmas.double().diff()):
+        rows[k + 1 :, 1 + k] = d
+    return rows

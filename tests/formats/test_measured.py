@@ -38,7 +38,10 @@ def test_everything_or_nothing() -> None:
 @pytest.mark.parametrize(
     ("changes", "lost"),
     [
-        ({"profile": None, "frontier": ()}, "2 runs of a profile, 2 measured fits"),
+        (
+            {"profile": None, "frontier": (), "fits": (), "response": ()},
+            "2 runs of a profile, 2 measured fits",
+        ),
         ({"profile": make_profile(num_runs=1)}, "1 run of a profile"),
         ({"profile": make_profile(num_runs=3)}, ""),
         ({"profile": with_profile(schedule=schedule(begun=False))}, "2 runs of a profile, 2 mea"),

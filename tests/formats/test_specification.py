@@ -250,6 +250,7 @@ def test_fits_and_frontier() -> None:
         "groups": {"bands": 2, "channels": 1},
         "history": 3,
         "order": 2,
+        "response": True,
         "ridge": 0.1,
         "sensitivity": 1.0,
         "uniform": True,
@@ -259,6 +260,8 @@ def test_fits_and_frontier() -> None:
     assert [known["mask"] for known in fields["frontier"]] == ["1001", "1101", "1111"]
     assert fields["frontier"][0]["predicted_error"] == 0.02
     assert fields["unit_psnr"] == 20.25
+    assert fields["response"] == [0.5, 0.75, -0.25, 0.0]
+    assert [fit["response"] for fit in fields["fits"]] == [True, False]
 
 
 @pytest.mark.parametrize(("name", "gain_shape"), [("", [3, 1, 1]), ("-plain", None)])

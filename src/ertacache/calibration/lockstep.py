@@ -26,7 +26,7 @@ from ertacache.calibration.sharing import Phase, Record
 from ertacache.core.distance import distances
 from ertacache.core.plans import TrajectoryPlan, uniform_schedule
 from ertacache.core.simulate import Fit
-from ertacache.core.steppers import RefitStepper
+from ertacache.core.steppers import RefitStepper, ResponseStepper, response_of
 from ertacache.formats.fingerprint import Fingerprint
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
@@ -61,6 +61,37 @@ def run_plan(
     for batch, record in zip(reference.batches, shared, strict=True):
         found[reference.places(batch)] = record["distances"]
     return found
+
+
+def measure_response(
+    session: Session, reference: Reference, plan: TrajectoryPlan, *, fingerprint: Fingerprint
+) -> Tensor:
+    """How outputs respond to the errors of a plan's latents, shape (T,), float64.
+
+    Args:
+        session: the pipeline.
+        reference: full runs of some prompts.
+        plan: a plan of one group.
+        fingerprint: of the policy.
+    """
+    schedule = reference.schedule
+    every = _blank(range(schedule.num_steps), reference, Fit())
+
+    def run(batch: Sequence[ProfiledPrompt]) -> Record:
+        latents = reference.latents.select(reference.places(batch))
+        stepper = ResponseStepper(plan, latents, run=schedule.latents)
+        policy = _policy(fingerprint, every, reference)
+        session.lockstep(batch, policy, stepper, phase="trial")
+        return {"products": stepper.products}
+
+    shared = session.sharing.share(
+        "response",
+        reference.batches,
+        run,
+        facts=[digest(plan), schedule.sigmas.tolist()],
+        owners=reference.owners,
+    )
+    return response_of(torch.stack([record["products"] for record in shared]).sum(0))
 
 
 def refit_plan(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ertacache.calibration.lockstep import refit_plan, run_plan
@@ -164,8 +165,9 @@ def refit_budget(session: Session, policy: Policy, reference: Reference, budget:
 
     Candidates are the plan as solved; the solved compute schedule with several ridges; the paper's
     and the uniform one; other lengths of the history; the latent divided into groups; a second
-    history. Each is fitted on one half of the prompts and compared on the other; the best is then
-    fitted on all of them.
+    history. Each is fitted on one half of the prompts and compared on the other. The best is run
+    with the halves exchanged as well, to measure its error on all prompts, and then fitted on all
+    of them.
 
     Args:
         session: the pipeline.
@@ -185,9 +187,12 @@ def refit_budget(session: Session, policy: Policy, reference: Reference, budget:
     best = trials.search(schedules, solver.order(schedule, budget), progress)
     if not trials.better(best, open_loop, 1.0):
         best = open_loop
+    swapped = replace(trials, fitted=others, others=fitted)
+    again = swapped.open_loop(budget) if best.fit is None else swapped.refit(best.steps, best.fit)
     plan = solved.plan if best.fit is None else trials.refit_all(best.steps, best.fit)
     progress(ATTEMPTS, ATTEMPTS)
-    return replace(solved, plan=plan, measured_error=typical_distance(best.distances))
+    error = typical_distance(torch.cat([best.distances, again]))
+    return replace(solved, plan=plan, measured_error=error)
 
 
 def _schedules(

@@ -13,21 +13,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+import torch
 from torch import Tensor
 
-from ertacache.calibration.lockstep import digest, run_plan
+from ertacache.calibration.lockstep import digest, measure_response, run_plan
 from ertacache.calibration.reference import Reference
 from ertacache.calibration.session import Session, group_runs
 from ertacache.calibration.sharing import Record
 from ertacache.core.distance import robust_distance, typical_distance
-from ertacache.core.frontier import FrontierPoint, MeasuredFit, solve_frontier
+from ertacache.core.frontier import PLAIN, FrontierPoint, MeasuredFit, solve_frontier
 from ertacache.core.groups import Groups
-from ertacache.core.plans import steps_for_speedup
+from ertacache.core.plans import TrajectoryPlan, steps_for_speedup
 from ertacache.core.simulate import MAX_ORDER, Fit
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import Profile, ProfiledPrompt
-from ertacache.integration.solve import measured_unit, profile_frontier, profile_of
+from ertacache.integration.solve import (
+    PlanSolver,
+    measured_unit,
+    profile_frontier,
+    profile_of,
+)
 from ertacache.metrics import IDENTICAL, psnr
 
 __all__ = ["SPEEDUPS", "Search", "measure_fits", "regret", "rest_of", "with_frontier"]
@@ -40,7 +46,8 @@ FIRST = 1e-2  # the ridge to begin with
 STRONG = 1.0  # a ridge with which a plan is nearly its prior
 MARGIN = 10 ** (0.3 / 20)  # a finer division into groups has to be better by 0.3 dB
 PROMPTS = 16
-DECODED = 8  # prompts that are decoded, to measure decibels
+DECODED = 8  # prompts that are decoded, to measure decibels, and that the response is measured on
+PLAIN_REUSE = 3  # of so many steps one is computed, to measure the response
 TINY = 1e-12  # an error below it is none
 AROUND = 2  # budgets more and less that are searched along
 
@@ -50,8 +57,9 @@ Found = TypeVar("Found")
 def measure_fits(session: Session, policy: Policy, runs: Sequence[ProfiledPrompt]) -> Policy:
     """Run plans of several budgets and ridges; returns the policy with what was found.
 
-    Plans are run on one half of the runs and fitted on the rest of the profile. With one run there
-    is nothing to measure.
+    Plans are run on one half of the runs and fitted on the rest of the profile. How their error
+    compares with the predicted one is measured on the other half too, which had no part in the
+    choice. With one run there is nothing to measure.
 
     Args:
         session: the pipeline.
@@ -59,23 +67,51 @@ def measure_fits(session: Session, policy: Policy, runs: Sequence[ProfiledPrompt
         runs: calibration prompts.
     """
     profile = profile_of(policy)
-    budgets, (_, others) = trial_budgets(profile), profile.halves(runs)
+    budgets, (rest, others) = trial_budgets(profile), profile.halves(runs)
     if not others or not budgets:
         return policy
     whole = session.reference(runs)  # all of them are needed for the refit
-    part, reference = rest_of(profile, others), whole.select(whole.places(others[:PROMPTS]))
-    trial = _Trial(session, policy, part, reference)
-    progress, found = session.progress("trial"), list[_Candidate]()
+
+    def reference(half: Sequence[ProfiledPrompt]) -> Reference:
+        return whole.select(whole.places(half[:PROMPTS]))
+
+    progress, found, fits = session.progress("trial"), list[_Candidate](), list[MeasuredFit]()
+    progress(0, len(budgets) + 1)
+    response = _response(session, policy, whole.select(whole.places(rest[:DECODED])))
+    trial, swapped = (
+        _Trial(session, policy, rest_of(profile, half), reference(half), response)
+        for half in (others, rest)
+    )
     start = Fit(ridge=FIRST)
     for done, budget in enumerate(budgets):
         progress(done, len(budgets) + 1)
-        found.append(trial.best(budget, start))
-        start = replace(start, ridge=found[-1].point.fit.ridge)
+        best = trial.best(budget, start)
+        again = swapped.attempt(budget, best.point.fit, uniform=best.uniform)
+        found.append(best)
+        fits.append(_measured_fit(best, again))
+        start = _next_start(start, best.point.fit)
     progress(len(budgets), len(budgets) + 1)
     unit = trial.unit(found[len(found) // 2])
     progress(len(budgets) + 1, len(budgets) + 1)
-    fits = tuple(candidate.measured for candidate in reversed(found))
-    return replace(policy, fits=fits, unit_psnr=unit)
+    return replace(
+        policy, fits=tuple(reversed(fits)), unit_psnr=unit, response=tuple(response.tolist())
+    )
+
+
+def _next_start(start: Fit, best: Fit) -> Fit:
+    """What to begin the next budget with: as the best one so far, but for its prior and groups."""
+    if best.order:  # such a ridge is strong because of its prior
+        return replace(start, response=best.response)
+    return replace(start, response=best.response, ridge=best.ridge)
+
+
+def _response(session: Session, policy: Policy, reference: Reference) -> Tensor:
+    """How outputs respond to errors of the latent, measured with plain reuse."""
+    schedule = reference.schedule
+    budget = max(2, schedule.num_steps // PLAIN_REUSE)
+    plain = PlanSolver(policy).plain(schedule, budget).plan
+    assert isinstance(plain, TrajectoryPlan)
+    return measure_response(session, reference, plain, fingerprint=policy.fingerprint)
 
 
 def trial_budgets(profile: Profile) -> list[int]:
@@ -167,6 +203,16 @@ class Search(Generic[Found]):
                 if not self.challenge(replace(self.fit, ridge=ridge)):
                     break
 
+    def try_response(self) -> None:
+        """Simulate the measured response in place of errors in any direction, or the reverse.
+
+        With the response weak ridges are safe more often.
+        """
+        ridges = (self.fit.ridge,) if self.fit.response else (self.fit.ridge, RIDGES[0])
+        other = replace(self.fit, response=not self.fit.response)
+        if any(self.challenge(replace(other, ridge=ridge)) for ridge in dict.fromkeys(ridges)):
+            self.climb_ridges()
+
     def try_orders(self) -> None:
         """Pull towards polynomials, which shows with a strong ridge."""
         for order in range(1, MAX_ORDER + 1):
@@ -212,10 +258,15 @@ class _Candidate:
     distances: Tensor
 
     @property
-    def measured(self) -> MeasuredFit:
-        """How it was fitted, and how its error compares with the predicted one."""
-        ratio = typical_distance(self.distances) / max(self.point.predicted_error, TINY)
-        return MeasuredFit(self.point.computed, self.point.fit, max(ratio, TINY), self.uniform)
+    def ratios(self) -> Tensor:
+        """Error of every prompt over the predicted one, shape (P,)."""
+        return self.distances / max(self.point.predicted_error, TINY)
+
+
+def _measured_fit(best: _Candidate, again: _Candidate) -> MeasuredFit:
+    """How the best candidate was fitted, and the error ratio of it and of its repetition."""
+    ratio = typical_distance(torch.cat([best.ratios, again.ratios]))
+    return MeasuredFit(best.point.computed, best.point.fit, max(ratio, TINY), best.uniform)
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,12 +278,14 @@ class _Trial:
         policy: what is attached.
         part: the runs that plans are fitted on.
         reference: the full runs of other prompts.
+        response: of the outputs to errors of the latent.
     """
 
     session: Session
     policy: Policy
     part: Profile
     reference: Reference
+    response: Tensor
 
     def best(self, budget: int, start: Fit) -> _Candidate:
         """The best plan of a budget that is found, beginning with a fit."""
@@ -242,10 +295,18 @@ class _Trial:
 
         search = Search(attempt, self._better, start)
         search.climb_ridges()
+        search.try_response()
         search.try_orders()
         search.try_groups(self.part.finest)
-        uniform = attempt(search.fit, uniform=True)
-        return uniform if self._better(uniform, search.best, 1.0) else search.best
+        evenly = [search.fit]
+        if 2 * budget <= self.part.num_steps:
+            # What needs no calibration is a candidate too.
+            evenly += [Fit(ridge=PLAIN, order=order) for order in range(1, MAX_ORDER + 1)]
+        best = search.best
+        for fit in evenly:
+            uniform = attempt(fit, uniform=True)
+            best = uniform if self._better(uniform, best, 1.0) else best
+        return best
 
     def attempt(self, budget: int, fit: Fit, *, uniform: bool = False) -> _Candidate:
         """Solve a plan with a fit and run it."""
@@ -259,6 +320,7 @@ class _Trial:
             measured=[known],
             pinned=self.part.expert_steps,
             by_group=self.part.gram,
+            response=self.response,
         ).point(budget)
         facts = self.policy.fingerprint
         found = run_plan(self.session, self.reference, point.plan, fingerprint=facts)

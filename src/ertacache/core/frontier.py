@@ -172,6 +172,7 @@ def solve_frontier(
     starts: Sequence[Sequence[int]] = (),
     rounds: int = ROUNDS,
     by_group: ByGroup | None = None,
+    response: Tensor | None = None,
 ) -> Frontier:
     """Find the best plan for every number of computed steps.
 
@@ -185,6 +186,7 @@ def solve_frontier(
         starts: schedules to start from besides the uniform ones; other budgets are not used.
         rounds: how often the steps of a schedule are moved, at most.
         by_group: the profile by group, if a measured fit has groups.
+        response: of the outputs to errors of the latent, shape (T,), if a measured fit needs it.
     """
     T = gram.num_steps
     pinned = sorted({0, *pinned})
@@ -192,12 +194,14 @@ def solve_frontier(
     wanted = range(max(2, len(pinned)), T + 1) if budgets is None else sorted(set(budgets))
     if wanted and not len(pinned) <= wanted[0] <= wanted[-1] <= T:
         raise ValueError(f"budgets must lie between {len(pinned)} and {T}, got {list(wanted)}")
-    search = _Search(gram, nominal, frozenset(pinned), starts, rounds, by_group)
+    search = _Search(gram, nominal, frozenset(pinned), starts, rounds, by_group, response)
     chosen = search.measured(wanted, measured) if measured else search.left_out(wanted)
     plans: dict[tuple[int, ...], TrajectoryPlan] = {}
     for fit in dict.fromkeys(choice.fit for choice in chosen):
         schedules = [choice.steps for choice in chosen if choice.fit == fit]
-        found = fit_plans(search.gram_of(fit), nominal, schedules=schedules, fit=fit)
+        found = fit_plans(
+            search.gram_of(fit), nominal, schedules=schedules, fit=fit, response=response
+        )
         plans |= zip(schedules, found, strict=True)
     # One more computed step cannot be worse, and with all of them the run is the full run.
     errors = accumulate((choice.error if len(choice.steps) < T else 0.0 for choice in chosen), min)
@@ -228,6 +232,7 @@ class _Search:
     starts: Sequence[Sequence[int]]
     rounds: int
     by_group: ByGroup | None = None
+    response: Tensor | None = None
 
     def gram_of(self, fit: Fit) -> Gram:
         """The Gram matrices that coefficients are fitted on."""
@@ -239,7 +244,8 @@ class _Search:
 
     def schedules(self, budgets: Sequence[int], fit: Fit) -> list[tuple[int, ...]]:
         """The best schedule found for each budget."""
-        system = System(self.gram.mean(), self.nominal, replace(fit, groups=ONE_GROUP))
+        one = replace(fit, groups=ONE_GROUP)
+        system = System(self.gram.mean(), self.nominal, one, self.response)
         return search_schedules(
             system, budgets, pinned=self.pinned, starts=self.starts, rounds=self.rounds
         )
@@ -251,7 +257,11 @@ class _Search:
     def errors(self, schedules: Sequence[tuple[int, ...]], fit: Fit) -> list[float]:
         """Their expected errors on prompts left out."""
         found: list[float] = leave_out_errors(
-            self.gram, self.nominal, schedules=schedules, fit=replace(fit, groups=ONE_GROUP)
+            self.gram,
+            self.nominal,
+            schedules=schedules,
+            fit=replace(fit, groups=ONE_GROUP),
+            response=self.response,
         ).tolist()
         return found
 
@@ -292,7 +302,12 @@ class _Search:
 
 
 def leave_out_errors(
-    gram: Gram, nominal: Tensor, *, schedules: Sequence[Sequence[int]], fit: Fit
+    gram: Gram,
+    nominal: Tensor,
+    *,
+    schedules: Sequence[Sequence[int]],
+    fit: Fit,
+    response: Tensor | None = None,
 ) -> Tensor:
     """Expected final error of each schedule on prompts left out of the fit, shape (S,).
 
@@ -306,6 +321,6 @@ def leave_out_errors(
     which = torch.arange(folds).repeat(len(schedules))
     # Plain reuse is the same whatever it is fitted on.
     plain = fit.ridge >= PLAIN
-    z = None if plain else System(rest, nominal, fit).simulate(mask, which).coefficients
-    errors = System(held, nominal, fit).simulate(mask, which, z).errors[:, -1]
+    z = None if plain else System(rest, nominal, fit, response).simulate(mask, which).coefficients
+    errors = System(held, nominal, fit, response).simulate(mask, which, z).errors[:, -1]
     return (errors.view(-1, folds).square() * (size / P)).sum(1).sqrt()

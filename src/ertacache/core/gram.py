@@ -35,6 +35,7 @@ __all__ = [
     "interpolation_rows",
     "profile_run",
     "resample",
+    "resample_response",
     "resampling_rows",
     "run_rows",
 ]
@@ -411,6 +412,29 @@ def resample(gram: Gram, profiled: Schedule, run: Schedule) -> Gram:
     if profiled.same_run(run):
         return gram
     return gram.combined(resampling_rows(profiled, run))
+
+
+def resample_response(response: Tensor, profiled: Schedule, run: Schedule) -> Tensor:
+    """The response of outputs to errors of the latent on another schedule, shape (T',).
+
+    Interpolated by noise level along straight lines, constant beyond the ends.
+
+    Args:
+        response: that of the profiled runs, shape (T,).
+        profiled: their schedule.
+        run: the other one.
+    """
+    if profiled.same_run(run):
+        return response
+    nodes, at = profiled.sigmas[:-1].flip(0), run.sigmas[:-1]
+    values = (response * profiled.scale[:-1]).flip(0)
+    after = torch.searchsorted(nodes, at).clamp(1, max(1, len(nodes) - 1))
+    if len(nodes) == 1:
+        found = values.expand(len(at))
+    else:
+        share = ((at - nodes[after - 1]) / (nodes[after] - nodes[after - 1])).clamp(0, 1)
+        found = values[after - 1].lerp(values[after], share)
+    return found / run.scale[:-1]
 
 
 def gram_of(vectors: Sequence[Tensor]) -> Tensor:

@@ -13,20 +13,26 @@ the index j, v_j and n_j are short for those of step past_j:
     y' = c y + sum_j a_j w_j                       z = (c, a_1 ... a_H)
 
 An output is the reference output plus a disturbance, w_j = v_j + n_j, because it was computed at a
-latent with an error. The direction of n_j is not in the profile, so it is modelled as independent
+latent with an error. Its direction is not in the profile. Either it is modelled as independent
 noise of mean 0. With ``error`` = E|y - x_k|^2 at the step k that computes it,
 
     E|n|^2 = noise = rate[k] * error               rate[k] = sensitivity^2 |v_k - v_{k-1}|^2
                                                              / |x_k - x_{k-1}|^2,  rate[0] = 0
 
-Every latent then has a deterministic part p, a combination of reference vectors, and a random one:
+Or how the network responds to errors was measured: its output follows the latent, with a slope
+``response[k]`` (``steppers.ResponseStepper``). Then the output w of step k is, but for noise,
+
+    m = v_k + response[k] (p - x_k)                bend = m - v_k;  0 without a response
+
+Every latent has a deterministic part p, a combination of reference vectors, and a random one:
 
     y = p + sum_j carried_j n_j + f                E|f|^2 = faded
 
-where f holds the disturbances whose outputs have left the history. Of p only its products are
-needed, never p itself: ``inner`` = <p, u_b> for all b, and ``square`` = <p, p>.
+where f holds the disturbances whose outputs have left the history. Of p and m_j only products are
+needed, never the vectors: ``inner`` = <p, u_b> for all b, ``square`` = <p, p>, ``along_j`` =
+<p, m_j>, ``among_ij`` = <m_i, m_j>, ``bends_j`` = <m_j - v_j, u_b> for all b.
 
-1. A computed step pushes v_k into the history with noise = rate[k] * error and carried = 0: the
+1. A computed step pushes m into the history with noise = rate[k] * error and carried = 0: the
    latent before the step does not contain n_k. The evicted output leaves its part in the latent:
 
        faded += carried_H^2 noise_H
@@ -36,9 +42,9 @@ needed, never p itself: ``inner`` = <p, u_b> for all b, and ``square`` = <p, p>.
    is the newest output itself, plain reuse if k is reused:
 
        A[y, y] = square + sum_j carried_j^2 noise_j + faded
-       A[y, j] = <p, v_j> + carried_j noise_j      n_j is both in the latent and in its output
-       A[i, j] = <v_i, v_j> + (i == j) noise_j
-       rhs     = <p, x_{k+1}>, <v_j, x_{k+1}>      noise does not correlate with the target
+       A[y, j] = <p, m_j> + carried_j noise_j      n_j is both in the latent and in its output
+       A[i, j] = <m_i, m_j> + (i == j) noise_j
+       rhs     = <p, x_{k+1}>, <m_j, x_{k+1}>      noise does not correlate with the target
        (A + diag(pull)) z = rhs + pull * z0        pull_i = ridge A[i, i] + a small floor
 
    c stays nominal; the rows of the outputs are solved for a. An output that does not exist yet is
@@ -46,8 +52,9 @@ needed, never p itself: ``inner`` = <p, u_b> for all b, and ``square`` = <p, p>.
 
 3. Inserting y = p + sum_j carried_j n_j + f into the step propagates each part:
 
-       inner'   = c inner + sum_j a_j G[v_j]
-       square'  = c^2 square + 2 c sum_j a_j <p, v_j> + sum_ij a_i a_j <v_i, v_j>
+       inner'   = c inner + sum_j a_j <m_j, u>
+       square'  = c^2 square + 2 c sum_j a_j <p, m_j> + sum_ij a_i a_j <m_i, m_j>
+       along'_i = c along_i + sum_j a_j <m_i, m_j>
        carried' = c carried + a
        faded'   = c^2 faded
        error'   = |p' - x_{k+1}|^2 + sum_j carried'_j^2 noise_j + faded'
@@ -98,6 +105,7 @@ class Fit:
         sensitivity: standard deviation of the assumed error of an output, per error of the latent
             at which it was computed, in units of the output's rate of change along the full run.
             0 assumes that outputs at accelerated latents equal those of the full run.
+        response: outputs follow errors of the latent as was measured, in place of that assumption.
     """
 
     history: int = 4
@@ -106,6 +114,7 @@ class Fit:
     order: int = 0
     groups: Groups = ONE_GROUP
     branch: bool = False
+    response: bool = False
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -129,6 +138,9 @@ class State:
         noise: E|n_j|^2 of each past output, (B, H).
         carried: weight of n_j in the latent, (B, H).
         faded: E|f|^2, (B,).
+        along: <p, m_j>, (B, H).
+        among: <m_i, m_j>, (B, H, H).
+        bends: <m_j - v_j, u_b>, (B, H, R + 1); (B, H, 0) without a response.
     """
 
     inner: Tensor
@@ -138,6 +150,9 @@ class State:
     noise: Tensor
     carried: Tensor
     faded: Tensor
+    along: Tensor
+    among: Tensor
+    bends: Tensor
 
     def rows(self, index: Tensor) -> State:
         """The runs with the given indices."""
@@ -172,28 +187,38 @@ class System:
         gram: M Gram matrices; each run of a batch refers to one of them by its index ``which``.
         nominal: the scheduler's first-order update, shape (T, 2).
         fit: how coefficients are fitted.
+        response: the measured one, shape (T,); needed if the fit takes it into account.
     """
 
-    def __init__(self, gram: Gram, nominal: Tensor, fit: Fit) -> None:
+    def __init__(
+        self, gram: Gram, nominal: Tensor, fit: Fit, response: Tensor | None = None
+    ) -> None:
         """Lay the matrices out for row look-ups and measure the outputs' rates of change."""
         self.num_steps = T = len(nominal)
         self.size = gram.size
         if gram.num_steps != T:
             raise ValueError(f"a profile of {gram.num_steps} steps, but a nominal update of {T}")
+        if fit.response and (response is None or len(response) != T):
+            raise ValueError(f"the fit needs the response of the outputs on {T} steps")
         self.fit = fit
         self.groups = gram.groups
         self._nominal: list[list[float]] = nominal.tolist()
         self._target = gram.squares
         self._rows = gram.padded_rows()
-        self._rate = fit.sensitivity**2 * gram.output_rate()
+        self._rate = (0.0 if fit.response else fit.sensitivity**2) * gram.output_rate()
+        found = response if fit.response else None
+        self._response: list[float] | None = None if found is None else found.tolist()
 
     def start(self, which: Tensor) -> State:
         """B runs at the noise x_0; ``which`` is the index of the Gram matrix of each, (B,)."""
+        B, H = len(which), self.fit.history
         inner = self._rows[which * (self.size + 1)]
-        none = inner.new_zeros(len(which))
-        past = torch.full((len(which), self.fit.history), -1)
-        empty = inner.new_zeros(past.shape)
-        return State(inner, inner[:, 0].clone(), none, past, empty, empty, none)
+        none = inner.new_zeros(B)
+        past, empty = torch.full((B, H), -1), inner.new_zeros(B, H)
+        among = inner.new_zeros(B, H, H)
+        bends = inner.new_zeros(B, H, 0 if self._response is None else self.size + 1)
+        square = inner[:, 0].clone()
+        return State(inner, square, none, past, empty, empty, none, empty, among, bends)
 
     def take(
         self, state: State, step: int, *, computed: Tensor, which: Tensor, z: Tensor | None = None
@@ -208,30 +233,62 @@ class System:
             z: coefficients of the latent and of the past outputs, newest first.
         """
         state = self._compute(state, step, computed, which)
+        rows = self._outputs(state, which)
+        if z is None:
+            z = self._solve(state, step, rows)
+        return self._advance(state, step, z, rows=rows, which=which), z
+
+    def _outputs(self, state: State, which: Tensor) -> Tensor:
+        """<m_j, u_b> of the history, (B, H, R + 1)."""
         columns = torch.where(state.past < 0, self.size, self.num_steps + 1 + state.past)
         index = which[:, None] * (self.size + 1) + columns
         rows = self._rows.index_select(0, index.flatten()).view(*columns.shape, self.size + 1)
-        if z is None:
-            z = self._solve(state, step, rows, columns)
-        return self._advance(state, step, z, rows=rows, columns=columns, which=which), z
+        return rows if self._response is None else rows + state.bends
 
     def _compute(self, state: State, step: int, computed: Tensor, which: Tensor) -> State:
         """Evaluate the network in the marked runs; their oldest output leaves the history."""
         fresh = computed[:, None]
 
         def push(newest: Tensor, kept: Tensor) -> Tensor:
-            return torch.where(fresh, torch.cat([newest[:, None], kept[:, :-1]], dim=1), kept)
+            chosen = fresh.view(-1, *[1] * (kept.ndim - 1))
+            return torch.where(chosen, torch.cat([newest[:, None], kept[:, :-1]], dim=1), kept)
 
         noise = self._rate[which, step] * self._whole(state.error)
         # The disturbance of an output that leaves the history stays in the latent.
         lost = state.carried[:, -1].square() * state.noise[:, -1] * computed
+        bend, along, products = self._evaluate(state, step, which)
+        # Of the new output with itself and those that stay; these keep their own products.
+        among = torch.nn.functional.pad(state.among[:, :-1, :-1], (1, 0, 1, 0))
+        among[:, 0], among[:, :, 0] = products, products
         return replace(
             state,
             past=push(torch.full_like(state.past[:, 0], step), state.past),
             noise=push(noise, state.noise),
             carried=push(torch.zeros_like(noise), state.carried),
             faded=state.faded + lost,
+            along=push(along, state.along),
+            among=torch.where(fresh[:, :, None], among, state.among),
+            bends=push(bend, state.bends),
         )
+
+    def _evaluate(self, state: State, step: int, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The output m of a step: its bend (B, R + 1), <p, m> (B,), and its products (B, H).
+
+        The products are those with itself and with the newest H - 1 outputs.
+        """
+        v, first = self.num_steps + 1 + step, which * (self.size + 1)
+        old = self._outputs(state, which)[:, :-1]  # one leaves
+        along, with_old = state.inner[:, v], old[:, :, v]
+        itself = self._rows[first + v, v]
+        if self._response is None:
+            return state.bends[:, 0], along, torch.cat([itself[:, None], with_old], dim=1)
+        slope, row = self._response[step], self._rows[first + step]
+        bend = slope * (state.inner - row)
+        with_old = with_old + slope * (state.along[:, :-1] - old[:, :, step])
+        off = state.square - 2 * state.inner[:, step] + row[:, step]  # |p - x_k|^2
+        itself = itself + 2 * slope * (along - row[:, v]) + slope**2 * off
+        along = along + slope * (state.square - state.inner[:, step])
+        return bend, along, torch.cat([itself[:, None], with_old], dim=1)
 
     def _whole(self, error: Tensor) -> Tensor:
         """The error of all groups of a run, for each of them: a network mixes what it is given."""
@@ -239,14 +296,13 @@ class System:
             return error
         return error.view(-1, self.groups).sum(1).repeat_interleave(self.groups)
 
-    def _solve(self, state: State, step: int, rows: Tensor, columns: Tensor) -> Tensor:
+    def _solve(self, state: State, step: int, rows: Tensor) -> Tensor:
         """Coefficients (B, 1 + H) of latent and outputs that minimise the expected error."""
-        B, H = columns.shape
+        B, H = state.past.shape
         A = rows.new_empty(B, H + 1, H + 1)  # expected products of latent and outputs
         A[:, 0, 0] = state.square + (state.carried.square() * state.noise).sum(1) + state.faded
-        cross = state.inner.gather(1, columns) + state.carried * state.noise
-        A[:, 0, 1:] = A[:, 1:, 0] = cross
-        A[:, 1:, 1:] = rows.gather(2, columns[:, None].expand(-1, H, -1)) + state.noise.diag_embed()
+        A[:, 0, 1:] = A[:, 1:, 0] = state.along + state.carried * state.noise
+        A[:, 1:, 1:] = state.among + state.noise.diag_embed()
         rhs = torch.cat([state.inner[:, step + 1, None], rows[:, :, step + 1]], dim=1)
         c, a = self._nominal[step]
         prior = torch.zeros_like(rhs)
@@ -254,22 +310,27 @@ class System:
         prior[:, 1:] = a * prior_weights(state.past, step, order=self.fit.order)
         return solve_ridge(A, rhs, prior, ridge=self.fit.ridge)
 
-    def _advance(
-        self, state: State, step: int, z: Tensor, *, rows: Tensor, columns: Tensor, which: Tensor
-    ) -> State:
+    def _advance(self, state: State, step: int, z: Tensor, *, rows: Tensor, which: Tensor) -> State:
         """The runs after ``step``."""
         c, a = z[:, 0], z[:, 1:]
-        moved = torch.bmm(a[:, None], rows)[:, 0]  # <sum_j a_j v_j, u_b> for all b
-        along = (a * state.inner.gather(1, columns)).sum(1)  # <p, sum_j a_j v_j>
-        own = (a * moved.gather(1, columns)).sum(1)  # |sum_j a_j v_j|^2
-        square = c.square() * state.square + 2 * c * along + own
+        moved = torch.bmm(a[:, None], rows)[:, 0]  # <sum_j a_j m_j, u_b> for all b
+        own = torch.bmm(a[:, None], state.among)[:, 0]  # <sum_j a_j m_j, m_i>
+        square = c.square() * state.square + 2 * c * (a * state.along).sum(1) + (a * own).sum(1)
         inner = c[:, None] * state.inner + moved
         carried = c[:, None] * state.carried + a
-        faded = c.square() * state.faded
         y = step + 1
         distance = (square - 2 * inner[:, y] + self._target[which, y]).clamp_min(0)
+        faded = c.square() * state.faded
         error = distance + (carried.square() * state.noise).sum(1) + faded
-        return State(inner, square, error, state.past, state.noise, carried, faded)
+        return replace(
+            state,
+            inner=inner,
+            square=square,
+            error=error,
+            carried=carried,
+            faded=faded,
+            along=c[:, None] * state.along + own,
+        )
 
     def simulate(
         self, computed: Tensor, which: Tensor, coefficients: Tensor | None = None
@@ -309,7 +370,12 @@ def schedule_mask(schedules: Sequence[Sequence[int]], num_steps: int) -> Tensor:
 
 
 def fit_plans(
-    gram: Gram, nominal: Tensor, *, schedules: Sequence[Sequence[int]], fit: Fit
+    gram: Gram,
+    nominal: Tensor,
+    *,
+    schedules: Sequence[Sequence[int]],
+    fit: Fit,
+    response: Tensor | None = None,
 ) -> list[TrajectoryPlan]:
     """Plans of several compute schedules, fitted on all prompts of a profile.
 
@@ -318,8 +384,9 @@ def fit_plans(
         nominal: the scheduler's first-order update, shape (T, 2).
         schedules: the computed steps of each.
         fit: how coefficients are fitted.
+        response: as that of ``System``.
     """
-    system = System(gram.mean(), nominal, fit)
+    system = System(gram.mean(), nominal, fit, response)
     mask = schedule_mask(schedules, system.num_steps)
     z = system.simulate(mask, torch.zeros(len(mask), dtype=torch.long)).coefficients
     return [

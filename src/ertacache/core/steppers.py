@@ -28,11 +28,15 @@ __all__ = [
     "FindLayout",
     "FullStepper",
     "RefitStepper",
+    "ResponseStepper",
     "TrajectoryStepper",
     "combine",
     "fit_step",
     "make_stepper",
+    "response_of",
 ]
+
+NOTHING = 1e-12  # of the largest squared error: rounding
 
 FindLayout = Callable[[Tensor], Layout]
 """The layout of a batch of latents; called on the first step of a run."""
@@ -314,6 +318,93 @@ class RefitStepper:
     def held(self) -> Iterable[Tensor]:
         """The history."""
         return self._history.held()
+
+
+class ResponseStepper:
+    """Follows a plan, and measures how outputs respond to the errors of its latents.
+
+    The network is evaluated on every step, and its output w compared with that of the full run, v,
+    as far as it follows the error of the latent: with e = y - x,
+
+        response[k] = <w - v, e> / <e, e>
+
+    Attributes:
+        products: sums over elements of ``<w - v, e>`` and ``<e, e>``, shape (T, 2), float64.
+    """
+
+    sigmas = None
+    flexible = False
+
+    def __init__(self, plan: TrajectoryPlan, latents: Sequence[Tensor], *, run: Tensor) -> None:
+        """Prepare to follow a plan of one group.
+
+        Args:
+            plan: the plan.
+            latents: the reference latents x_0 ... x_T, each of shape (P, ...).
+            run: their coefficients in x_0 and the outputs, ``Schedule.latents``. The outputs of
+                the full run are found from them.
+        """
+        self._plan, self._latents, self._run = TrajectoryStepper(plan), latents, run
+        self._outputs: list[Tensor] = []
+        self.num_steps = plan.num_steps
+        self.products = torch.zeros(plan.num_steps, 2, dtype=torch.float64)
+
+    def computes(self, k: int) -> bool:
+        """True: the network is evaluated on every step."""
+        return True
+
+    def step(self, k: int, x: Tensor, v: Tensor | None, advance: Advance) -> Tensor:
+        """Compare the output of step ``k``, then take the step of the plan."""
+        if v is None:
+            raise ValueError(f"step {k} was reused in a run that measures the response")
+        reference = self._reference_output(k)
+        e = (x.cpu().double() - self._latents[k].cpu().double()).flatten()
+        if reference is not None:
+            d = (v.cpu().double() - reference).flatten()
+            self.products[k] = torch.stack([d @ e, e @ e])
+        return self._plan.step(k, x, v if self._plan.computes(k) else None, advance)
+
+    def _reference_output(self, k: int) -> Tensor | None:
+        """The output of a step of the full run; None if its next latent does not depend on it."""
+        first, *weights = self._run[k + 1, : k + 2].tolist()
+        left = self._latents[k + 1].cpu().double() - first * self._latents[0].cpu().double()
+        for output, weight in zip(self._outputs, weights, strict=False):
+            if weight:
+                left = left.sub(output, alpha=weight)
+        found = left / weights[-1] if weights[-1] else None
+        self._outputs.append(torch.zeros_like(left) if found is None else found)
+        return found
+
+    def note_branch(self, raw: Tensor) -> None:
+        """Nothing is made of it."""
+
+    def switch(self) -> None:
+        """Keep the history, as ``TrajectoryStepper`` does."""
+
+    def held(self) -> Iterable[Tensor]:
+        """The history."""
+        return self._plan.held()
+
+
+def response_of(products: Tensor) -> Tensor:
+    """The response on every step from the products that were measured, shape (T,).
+
+    Where the latent had no error, as before the first reused step, that of the next step.
+
+    Args:
+        products: of ``ResponseStepper``, added up over batches, shape (T, 2).
+
+    Example:
+        >>> response_of(torch.tensor([[0.0, 0.0], [1.0, 2.0], [3.0, 1.0]]))
+        tensor([0.5000, 0.5000, 3.0000])
+    """
+    follows, error = products.unbind(1)
+    found, known = torch.zeros_like(error), 0.0
+    for k in reversed(range(len(error))):
+        if error[k] > NOTHING * error.max():
+            known = float(follows[k] / error[k])
+        found[k] = known
+    return found
 
 
 def combine(sample: Tensor, outputs: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:

@@ -46,6 +46,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "plans": (list,),
     "profile": (dict, type(None)),
     "provenance": (dict,),
+    "response": (list,),
     "unit_psnr": (*_NUMBER, type(None)),
 }
 _FIT: dict[str, tuple[type, ...]] = {
@@ -54,6 +55,7 @@ _FIT: dict[str, tuple[type, ...]] = {
     "groups": (dict,),
     "history": (int,),
     "order": (int,),
+    "response": (bool,),
     "ridge": _NUMBER,
     "sensitivity": _NUMBER,
     "uniform": (bool,),
@@ -75,6 +77,8 @@ class Policy:
             computed steps; a search begins with them. Empty if there was none.
         unit_psnr: PSNR in dB of a result whose latent is off by 1, root mean square; None if it
             was not measured.
+        response: how much of the error of a latent is in the output of its step, for every
+            profiled step; empty if it was not measured.
         provenance: where the file comes from, such as the command line.
 
     Example:
@@ -106,6 +110,7 @@ class Policy:
     fits: tuple[MeasuredFit, ...] = ()
     frontier: tuple[KnownSchedule, ...] = ()
     unit_psnr: float | None = None
+    response: tuple[float, ...] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -118,12 +123,13 @@ class Policy:
                 raise FormatError(f"profile must be a Profile, not {type(self.profile).__name__}")
             if self.unit_psnr is not None:
                 object.__setattr__(self, "unit_psnr", check_number("unit_psnr", self.unit_psnr))
-            for name in ("plans", "fits", "frontier"):
+            for name in ("plans", "fits", "frontier", "response"):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
             object.__setattr__(self, "provenance", check_strings("provenance", self.provenance))
             self._check_plans()
             self._check_fits()
             self._check_frontier()
+            self._check_response()
 
     def __repr__(self) -> str:
         """What it is in one line, without its tensors."""
@@ -300,6 +306,7 @@ class Policy:
                 _take_known(known, place, steps) for place, known in enumerate(fields["frontier"])
             ),
             unit_psnr=fields["unit_psnr"],
+            response=tuple(fields["response"]),
             provenance=fields["provenance"],
         )
 
@@ -315,6 +322,7 @@ class Policy:
             "plans": [plan.to_json() for plan in self.plans],
             "profile": None if self.profile is None else self.profile.to_json(),
             "provenance": dict(self.provenance),
+            "response": list(self.response),
             "unit_psnr": self.unit_psnr,
         }
         return pack(fields, tensors=tensors)
@@ -327,6 +335,14 @@ class Policy:
                 raise FormatError(f"plans must hold FittedPlan, not {type(plan).__name__}")
         if self.profile is None and not self.plans:
             raise FormatError("a policy has a profile, plans, or both")
+
+    def _check_response(self) -> None:
+        if not self.response:
+            return
+        if self.profile is None or len(self.response) != self.profile.num_steps:
+            raise FormatError("response must have one number for every step of the profile")
+        checked = tuple(check_number("response", value) for value in self.response)
+        object.__setattr__(self, "response", checked)
 
     def _check_fits(self) -> None:
         for fit in self.fits:
@@ -347,6 +363,8 @@ class Policy:
         finest = None if self.profile is None else self.profile.finest
         if finest is not None and not groups.consist_of(finest):
             raise FormatError(f"fits have {groups}, but the profile knows {finest}")
+        if fit.response and not self.response:
+            raise FormatError("fits need the response of the outputs, and there is none")
         if fit.branch:
             raise FormatError("a measured fit has no second history: only plans have one")
 
@@ -377,6 +395,7 @@ def _fit_to_json(found: MeasuredFit) -> dict[str, object]:
         "groups": groups_to_json(found.fit.groups),
         "history": found.fit.history,
         "order": found.fit.order,
+        "response": found.fit.response,
         "ridge": float(found.fit.ridge),
         "sensitivity": float(found.fit.sensitivity),
         "uniform": found.uniform,
@@ -391,6 +410,7 @@ def _take_fit(value: object, place: int) -> MeasuredFit:
         float(record["sensitivity"]),
         record["order"],
         take_groups(record["groups"], f"fits[{place}].groups"),
+        response=record["response"],
     )
     return MeasuredFit(
         record["computed_steps"], fit, float(record["error_ratio"]), record["uniform"]

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ertacache.core.frontier import (
@@ -25,7 +26,7 @@ from ertacache.core.frontier import (
     leave_out_errors,
     solve_frontier,
 )
-from ertacache.core.gram import Gram, Schedule, resample
+from ertacache.core.gram import Gram, Schedule, resample, resample_response
 from ertacache.core.groups import ONE_GROUP
 from ertacache.core.paper import reuse_distances, sweep_profile
 from ertacache.core.plans import TrajectoryPlan
@@ -70,6 +71,30 @@ class FrontierRow(NamedTuple):
     error: float
     predicted_psnr: float
     measured_psnr: float | None
+
+
+class _Run(NamedTuple):
+    """What plans for one schedule are solved from.
+
+    Attributes:
+        schedule: of the run.
+        gram: of full runs on it.
+        response: of the outputs to errors of the latent; None if it was not measured.
+    """
+
+    schedule: Schedule
+    gram: Gram
+    response: Tensor | None
+
+    def error(self, steps: Steps, fit: Fit) -> float:
+        """Error of a compute schedule as simulated with one group."""
+        return leave_out_errors(
+            self.gram,
+            self.schedule.nominal,
+            schedules=[steps],
+            fit=replace(fit, groups=ONE_GROUP),
+            response=self.response,
+        ).item()
 
 
 class PlanSolver:
@@ -124,10 +149,10 @@ class PlanSolver:
 
         Where it is predicted to be no better with the measured ridge, stronger ones are tried.
         """
-        gram = self._gram(schedule)
-        point = self._point(gram, schedule, budget)
+        run = self._run(schedule)
+        point = self._point(run, budget)
         if budget < schedule.num_steps:
-            stronger = self._better_than_plain(gram, schedule, point)
+            stronger = self._better_than_plain(run, point)
             if stronger is None:
                 return None
             point = stronger
@@ -135,10 +160,9 @@ class PlanSolver:
 
     def plain(self, schedule: Schedule, budget: int) -> FittedPlan:
         """Plain reuse on the uniform compute schedule, as a plan."""
-        gram, fit = self._gram(schedule), Fit(ridge=PLAIN)
+        run, fit = self._run(schedule), Fit(ridge=PLAIN)
         steps = spread_schedule(schedule.num_steps, budget, self.pinned(schedule))
-        (plan,) = fit_plans(gram, schedule.nominal, schedules=[steps], fit=fit)
-        error = _error(gram, schedule.nominal, steps, fit)
+        plan, error = self._fit_plan(run, steps, fit), run.error(steps, fit)
         return _fitted(FrontierPoint(plan, fit, error, error), schedule)
 
     def curve(self, schedule: Schedule) -> dict[int, float]:
@@ -151,7 +175,7 @@ class PlanSolver:
             return {len(known.compute_steps): known.predicted_error for known in self.known}
         budgets = self.budgets(schedule)
         starts = [self._starts(schedule, n, count=1)[0] for n in budgets]
-        found = self._frontier(self._gram(schedule), schedule, budgets, starts, rounds=0)
+        found = self._frontier(self._run(schedule), budgets, starts, rounds=0)
         return {point.computed: point.predicted_error for point in found.points}
 
     def rows(self) -> list[FrontierRow]:
@@ -177,22 +201,29 @@ class PlanSolver:
         fits = self.fits(schedule)
         return choose_fits(fits, [budget])[0].fit.order if fits else 0
 
-    def _gram(self, schedule: Schedule) -> Gram:
-        return resample(self.profile.statistics.gram, self.profile.schedule, schedule)
+    def _run(self, schedule: Schedule) -> _Run:
+        own, response = self.profile.schedule, self.policy.response
+        gram, measured = resample(self.profile.statistics.gram, own, schedule), None
+        if response:
+            values = torch.tensor(response, dtype=torch.float64)
+            measured = resample_response(values, own, schedule)
+        return _Run(schedule, gram, measured)
 
-    def _fit_plan(self, gram: Gram, schedule: Schedule, steps: Steps, fit: Fit) -> TrajectoryPlan:
+    def _fit_plan(self, run: _Run, steps: Steps, fit: Fit) -> TrajectoryPlan:
+        gram = run.gram
         if fit.groups != ONE_GROUP:
-            gram = self.profile.gram(fit.groups, schedule)
-        (plan,) = fit_plans(gram, schedule.nominal, schedules=[steps], fit=fit)
+            gram = self.profile.gram(fit.groups, run.schedule)
+        nominal, response = run.schedule.nominal, run.response
+        (plan,) = fit_plans(gram, nominal, schedules=[steps], fit=fit, response=response)
         return plan
 
-    def _point(self, gram: Gram, schedule: Schedule, budget: int) -> FrontierPoint:
-        own = self.profile.schedule.same_run(schedule)
+    def _point(self, run: _Run, budget: int) -> FrontierPoint:
+        own = self.profile.schedule.same_run(run.schedule)
         starts = [k.compute_steps for k in self.known if len(k.compute_steps) == budget]
         rounds = 0 if own and starts else QUICK
         if rounds:
-            starts = self._starts(schedule, budget, count=NEIGHBOURS)
-        return self._frontier(gram, schedule, [budget], starts, rounds=rounds).points[0]
+            starts = self._starts(run.schedule, budget, count=NEIGHBOURS)
+        return self._frontier(run, [budget], starts, rounds=rounds).points[0]
 
     def _starts(self, schedule: Schedule, budget: int, *, count: int) -> list[tuple[int, ...]]:
         """Schedules of the frontier with about as many steps, or as large a share of them.
@@ -214,22 +245,22 @@ class PlanSolver:
 
     def _frontier(
         self,
-        gram: Gram,
-        schedule: Schedule,
+        run: _Run,
         budgets: Iterable[int],
         starts: Sequence[tuple[int, ...]],
         *,
         rounds: int = ROUNDS,
     ) -> Frontier:
         return solve_frontier(
-            gram,
-            schedule.nominal,
+            run.gram,
+            run.schedule.nominal,
             budgets=budgets,
-            measured=self.fits(schedule),
-            pinned=self.pinned(schedule),
+            measured=self.fits(run.schedule),
+            pinned=self.pinned(run.schedule),
             starts=starts,
             rounds=rounds,
-            by_group=functools.partial(self.profile.gram, run=schedule),
+            by_group=functools.partial(self.profile.gram, run=run.schedule),
+            response=run.response,
         )
 
     def fits(self, schedule: Schedule) -> list[MeasuredFit]:
@@ -244,25 +275,27 @@ class PlanSolver:
         factor = inside / profiled * math.sqrt(schedule.num_steps / inside)
         return [replace(fit, computed=fit.computed * factor) for fit in known_fits(self.policy)]
 
-    def _better_than_plain(
-        self, gram: Gram, schedule: Schedule, point: FrontierPoint
-    ) -> FrontierPoint | None:
+    def _better_than_plain(self, run: _Run, point: FrontierPoint) -> FrontierPoint | None:
         """The point, with a ridge that is strong enough to beat plain reuse; None if none is.
 
-        Compared as simulated: what was measured corrects both.
+        Compared as simulated: what was measured corrects both. A plain polynomial is not compared:
+        it was measured to be better.
         """
         fit, steps = point.fit, point.plan.compute_steps
-        uniform = spread_schedule(schedule.num_steps, len(steps), self.pinned(schedule))
-        limit = _error(gram, schedule.nominal, uniform, Fit(ridge=PLAIN))
+        if fit.ridge >= PLAIN and fit.order > 0:
+            return point
+        pinned = self.pinned(run.schedule)
+        uniform = spread_schedule(run.schedule.num_steps, len(steps), pinned)
+        limit = run.error(uniform, replace(fit, ridge=PLAIN, order=0))
         first = error = point.simulated_error
         while not error < limit:
             if fit.ridge >= PLAIN:
                 return None
             fit = replace(fit, ridge=max(10 * fit.ridge, 1e-3))
-            error = _error(gram, schedule.nominal, steps, fit)
+            error = run.error(steps, fit)
         if fit == point.fit:
             return point
-        plan = self._fit_plan(gram, schedule, steps, fit)
+        plan = self._fit_plan(run, steps, fit)
         ratio = point.predicted_error / first if first > 0 else 1.0
         return FrontierPoint(plan, fit, error * ratio, error)
 
@@ -274,12 +307,6 @@ def _fitted(point: FrontierPoint, schedule: Schedule) -> FittedPlan:
         target=schedule.target,
         predicted_error=point.predicted_error,
     )
-
-
-def _error(gram: Gram, nominal: Tensor, steps: Steps, fit: Fit) -> float:
-    """Error as simulated with one group."""
-    one = replace(fit, groups=ONE_GROUP)
-    return leave_out_errors(gram, nominal, schedules=[steps], fit=one).item()
 
 
 def profile_of(policy: Policy) -> Profile:
@@ -311,6 +338,7 @@ def profile_frontier(policy: Policy, *, budgets: Iterable[int] | None = None) ->
         pinned=profile.expert_steps,
         starts=sorted(set(lambdas.values())),
         by_group=profile.gram,
+        response=torch.tensor(policy.response, dtype=torch.float64) if policy.response else None,
     )
 
 

@@ -184,7 +184,7 @@ def golden_policy() -> Policy:
         profile=replace(make_profile(), expert_steps=(3,)),
         plans=(measured_plan(), short_plan()),
         fits=(
-            MeasuredFit(2, Fit(3, 0.1, 1.0, 2, Groups(bands=2)), 1.5, uniform=True),
+            MeasuredFit(2, Fit(3, 0.1, 1.0, 2, Groups(bands=2), response=True), 1.5, uniform=True),
             MeasuredFit(3, Fit(4, 1e-3, 0.5), 1.25),
         ),
         frontier=(
@@ -193,6 +193,7 @@ def golden_policy() -> Policy:
             KnownSchedule((0, 1, 2, 3), 0.0),
         ),
         unit_psnr=20.25,
+        response=(0.5, 0.75, -0.25, 0.0),
         provenance={"command": "ertacache calibrate emoji-flux", "ertacache": "0.1.0"},
     )
 
