@@ -23,14 +23,14 @@ from ertacache.calibration.trial import (
     trial_budgets,
     with_frontier,
 )
-from ertacache.core.frontier import Frontier, MeasuredFit, solve_frontier
+from ertacache.core.frontier import PLAIN, Frontier, MeasuredFit, solve_frontier
 from ertacache.core.groups import ONE_GROUP, Groups
 from ertacache.core.plans import TrajectoryPlan
 from ertacache.core.simulate import Fit
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import ProfiledPrompt
 from ertacache.integration.solve import PlanSolver, profile_of
-from tests.calibration.conftest import TINY_PROMPTS, TINY_RUNS, TINY_STEPS
+from tests.calibration.conftest import TINY_PROMPTS, TINY_RUNS, TINY_STEPS, tiny_call
 
 START = 1e-2
 FINEST = Groups(channels=4, bands=3)
@@ -87,12 +87,15 @@ class Script:
         return torch.tensor(self.distances(*self.asked[-1]), dtype=torch.float64)
 
     def ridges(self, budget: int) -> list[float]:
-        """Ridges that were tried for a budget on searched schedules, as they are at first."""
+        """Ridges that were tried for a budget on searched schedules, as they are at first.
+
+        Without the last, which is the best one again, with the halves exchanged.
+        """
         return [
             fit.ridge
             for computed, fit, uniform in self.asked
             if (computed, uniform, fit) == (budget, False, Fit(ridge=fit.ridge))
-        ]
+        ][:-1]
 
 
 @pytest.fixture
@@ -101,6 +104,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Distances], Script]:
         script = Script(distances)
         monkeypatch.setattr(trial, "solve_frontier", script.solve)
         monkeypatch.setattr(trial, "run_plan", script.run)
+        slopes = torch.full((TINY_STEPS,), 0.5, dtype=torch.float64)
+        monkeypatch.setattr(trial, "_response", lambda *_: slopes)
         return script
 
     return make
@@ -109,12 +114,13 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Distances], Script]:
 def valley(best: float, *, uniform: float = 2.0) -> Distances:
     """Two prompts that are nearest with one of the ridges; the factor of uniform schedules.
 
-    Higher orders and groups are worse.
+    Higher orders, groups and the response are worse.
     """
 
     def distances(budget: int, fit: Fit, spread: bool) -> list[float]:
         error = 0.01 * (1 + abs(math.log10(fit.ridge / best))) * (uniform if spread else 1)
         error *= (1 + 9 * fit.order) * (1 if fit.groups == ONE_GROUP else 10)
+        error *= 10 if fit.response else 1
         return [error, 4 * error]
 
     return distances
@@ -130,14 +136,23 @@ def test_the_first_ridge_is_kept_if_it_is_best(
     assert not any(fit.uniform for fit in found.fits)
     assert script.ridges(5) == [1e-2, 1e-1, 1e-3]
     assert profile_of(tiny_known).finest == FINEST
-    assert script.asked[3:9] == [
+    assert script.asked[3:12] == [
+        (5, Fit(ridge=1e-2, response=True), False),  # then the response
+        (5, Fit(ridge=1e-4, response=True), False),
         (5, Fit(ridge=1.0, order=1), False),  # then orders
         (5, Fit(ridge=1.0, order=2), False),
         (5, Fit(ridge=1e-2, groups=BANDS), False),  # then groups, few at first
         (5, Fit(ridge=1e-2, groups=CHANNELS), False),
         (5, Fit(ridge=1e-2, groups=FINEST), False),
         (5, Fit(ridge=1e-2), True),  # then the uniform schedule
+        (5, Fit(ridge=1e-2), False),  # the best, with the halves exchanged
     ]
+    assert [fit for computed, fit, uniform in script.asked if (computed, uniform) == (4, True)] == [
+        Fit(ridge=1e-2),
+        Fit(ridge=PLAIN, order=1),  # what needs no calibration
+        Fit(ridge=PLAIN, order=2),
+    ]
+    assert found.response == (0.5,) * TINY_STEPS
 
 
 @pytest.mark.parametrize("best", [1e-4, 1.0])
@@ -170,7 +185,7 @@ def test_orders_and_groups_are_measured_budget_by_budget(
             error *= {best.groups: 0.5, FINEST: 0.51}.get(fit.groups, 1.0)
         elif fit.groups != ONE_GROUP:
             error *= 2
-        return [error * (2 if uniform else 1)] * 2
+        return [error * (2 if uniform or fit.response else 1)] * 2
 
     script = scripted(distances)
     found = measure_fits(Grey(), tiny_known, TINY_RUNS[:4])
@@ -192,7 +207,8 @@ def test_many_groups_have_to_be_better_than_few(
 
         def distances(budget: int, fit: Fit, uniform: bool) -> list[float]:
             weaker = 0.9 if fit.ridge < START and fit.groups != ONE_GROUP else 1.0
-            return [errors[fit.groups] * weaker * (1 + fit.order + uniform)] * 2
+            worse = 1 + fit.order + uniform + fit.response
+            return [errors[fit.groups] * weaker * worse] * 2
 
         scripted(distances)
         found = measure_fits(Grey(), tiny_known, TINY_RUNS[:4])
@@ -236,8 +252,10 @@ def test_error_ratios_and_unit(scripted: Callable[[Distances], Script], tiny_kno
     script, session = scripted(valley(START)), Grey()
     found = measure_fits(session, tiny_known, TINY_RUNS[:4])
     for fit in found.fits:
-        place = script.asked.index((int(fit.computed), Fit(ridge=START), False))
-        predicted = script.predicted[place]
+        key = (int(fit.computed), Fit(ridge=START), False)
+        both = [e for asked, e in zip(script.asked, script.predicted, strict=True) if asked == key]
+        predicted = math.sqrt(both[0] * both[1])  # on one half, and with the halves exchanged
+        assert len(both) == 2
         assert fit.error_ratio == pytest.approx(0.02 / predicted, rel=1e-9)
     assert session.decoded == [(2, None), (2, 4)]  # the second half of the runs, the middle budget
     assert found.unit_psnr == pytest.approx(20 + 20 * math.log10(0.02), abs=1e-3)
@@ -252,24 +270,26 @@ def test_plans_are_run_on_other_prompts_than_they_are_fitted_on(
     script = scripted(valley(START))
     known = profile_of(tiny_known).statistics
     fitted: list[Tensor] = []
-    ran: list[ProfiledPrompt] = []
+    ran: list[tuple[ProfiledPrompt, ...]] = []
 
     def solve(gram: Any, *args: Any, **more: Any) -> Frontier:
         fitted.append(gram.products)
         return script.solve(gram, *args, **more)
 
     def run(session: Session, reference: Reference, plan: TrajectoryPlan, **more: Any) -> Tensor:
-        ran.extend(reference.runs)
+        ran.append(reference.runs)
         return torch.full((len(reference.runs),), 0.01, dtype=torch.float64)
 
     monkeypatch.setattr(trial, "solve_frontier", solve)
     monkeypatch.setattr(trial, "run_plan", run)
-    for runs, others in ((TINY_RUNS, [1, 3]), (TINY_RUNS[:2], [1])):
+    for runs, halves in ((TINY_RUNS, ([1, 3], [0, 2, 4])), (TINY_RUNS[:2], ([1], [0]))):
         fitted, ran = [], []
         measure_fits(Grey(), tiny_known, runs)
-        rest = known.select([k for k in range(5) if k not in others]).gram.products
-        assert all(torch.equal(products, rest) for products in fitted)
-        assert set(ran) == {TINY_RUNS[k] for k in others}
+        held = [tuple(TINY_RUNS[k] for k in half) for half in halves]
+        assert [ran.count(half) for half in held] == [len(ran) - 3, 3]  # exchanged for each budget
+        for products, half in zip(fitted, map(held.index, ran), strict=True):
+            rest = [k for k in range(5) if k not in halves[half]]
+            assert torch.equal(products, known.select(rest).gram.products)
 
 
 def test_the_rest_of_a_profile_are_whole_folds(tiny_known: Policy) -> None:
@@ -295,7 +315,7 @@ def test_the_worst_kind_of_run_decides(
 
     def distances(budget: int, fit: Fit, uniform: bool) -> list[float]:
         low, high = {1e-2: (1.0, 8.0), 1e-1: (1.5, 4.0)}.get(fit.ridge, (9.0, 9.0))
-        return [9.0] * 3 if uniform else [low, low, high]
+        return [9.0] * 3 if uniform or fit.response else [low, low, high]
 
     scripted(distances)
     found = measure_fits(Grey(), replace(tiny_known, profile=profile), runs)
@@ -362,3 +382,41 @@ def test_the_frontier_never_rises(
     curve = PlanSolver(policy).curve(profile_of(policy).schedule)
     assert curve == dict(zip(sizes, errors, strict=True))
     assert policy.fits == (steep if measured else ())
+
+
+def test_the_response_is_kept_from_budget_to_budget(
+    scripted: Callable[[Distances], Script], tiny_known: Policy
+) -> None:
+    """Where it is better with a weak ridge; at two computed steps it is not."""
+
+    def distances(budget: int, fit: Fit, uniform: bool) -> list[float]:
+        wanted = fit.response == (budget > 2)
+        error = valley(1e-4 if fit.response else START)(
+            budget, replace(fit, response=False), uniform
+        )
+        return [e if wanted else 5 * e for e in error]
+
+    script = scripted(distances)
+    found = measure_fits(Grey(), tiny_known, TINY_RUNS[:4])
+    assert {fit.computed: (fit.fit.response, fit.fit.ridge) for fit in found.fits} == {
+        5: (True, 1e-4),
+        4: (True, 1e-4),
+        2: (False, START),
+    }
+    firsts = {n: next(fit for m, fit, _ in script.asked if m == n) for n in (5, 4, 2)}
+    assert firsts == {
+        5: Fit(ridge=START),
+        4: Fit(ridge=1e-4, response=True),
+        2: Fit(ridge=1e-4, response=True),
+    }
+
+
+def test_the_response_is_measured_with_plain_reuse(tiny: Any, tiny_known: Policy) -> None:
+    session = Session(tiny, tiny_call(), batch_size=2)
+    found = trial._response(session, tiny_known, session.reference(TINY_RUNS[:3]))
+    again = trial._response(session, tiny_known, session.reference(TINY_RUNS[:3]))
+    assert found.shape == (TINY_STEPS,)
+    assert torch.equal(found, again)
+    assert bool((found != 0).all())
+    assert bool(found.isfinite().all())
+    assert session.evaluations.trial == 2 * 3 * TINY_STEPS  # every step of every prompt

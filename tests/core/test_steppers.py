@@ -399,15 +399,15 @@ def test_the_response_of_a_linear_network_is_its_slope() -> None:
 
 
 def test_a_latent_that_leaves_its_output_out_has_no_response() -> None:
-    sigmas = shifted_sigmas(3)
+    sigmas = shifted_sigmas(4)
     run_of = euler_run(sigmas)
-    run_of[3, 3] = 0.0  # the last step does not use the last output
+    run_of[4, 4] = 0.0  # the last step does not use the last output
     start = torch.ones(1, 2, dtype=torch.float64)
     full = run_reference(lambda x, sigma: x, start, sigmas=sigmas)
     stepper = ResponseStepper(plain_plan(sigmas, (0,)), full.latents, run=run_of)
     run(lambda x, sigma: x, start, stepper, sigmas=sigmas)
-    assert stepper.products[2].tolist() == [0.0, 0.0]
-    assert response_of(stepper.products)[1].item() == pytest.approx(1.0)
+    assert stepper.products[3].tolist() == [0.0, 0.0]
+    assert response_of(stepper.products)[2].item() == pytest.approx(1.0)
 
 
 def euler_run(sigmas: Tensor) -> Tensor:
