@@ -155,9 +155,12 @@ def own_plans(
     known = profile_runs(session, runs, keep=runs)
     profile = known.profile
     assert profile is not None
-    scaled = {max(1, round(f.computed)): f for f in PlanSolver(policy).fits(profile.schedule)}
+    solver = PlanSolver(policy)
+    scaled = {max(1, round(f.computed)): f for f in solver.fits(profile.schedule)}
     fits = tuple(replace(fit, computed=count) for count, fit in scaled.items())
-    known = replace(known, fits=fits, unit_psnr=policy.unit_psnr)
+    found = solver.response(profile.schedule)
+    response = () if found is None else tuple(found.tolist())
+    known = replace(known, fits=fits, unit_psnr=policy.unit_psnr, response=response)
     for speedup in SPEEDUPS:
         computed = Target(speedup=speedup).budget(profile.num_steps)
         assert computed is not None

@@ -186,24 +186,42 @@ def refits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 @pytest.fixture
-def trials(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Computed steps of the plans that are tried, as they are run."""
-    made: list[int] = []
-    run_plan = trial.run_plan
+def trials(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Computed steps of the plans that are tried, and on how many prompts, as they are run."""
+    return watched(trial, monkeypatch)
+
+
+@pytest.fixture
+def as_solved(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The same of the plans that the refit runs as they are."""
+    return watched(refit, monkeypatch)
+
+
+def watched(module: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    made: list[tuple[int, int]] = []
+    run_plan = module.run_plan
 
     def spy(session: Session, reference: Any, plan: TrajectoryPlan, **more: Any) -> torch.Tensor:
-        made.append(len(plan.compute_steps))
+        made.append((len(plan.compute_steps), len(reference.runs)))
         return run_plan(session, reference, plan, **more)
 
-    monkeypatch.setattr(trial, "run_plan", spy)
+    monkeypatch.setattr(module, "run_plan", spy)
     return made
+
+
+def evaluated(trials: list[tuple[int, int]]) -> int:
+    return sum(steps * prompts for steps, prompts in trials)
 
 
 @pytest.mark.parametrize(
     ("name", "batch_size"), [("flux", 1), ("flux", 2), ("wan", 1), ("cogvideox", 2)]
 )
 def test_the_count_is_the_formula_and_the_networks_own(
-    name: str, batch_size: int, refits: list[tuple[int, ...]], trials: list[int]
+    name: str,
+    batch_size: int,
+    refits: list[tuple[int, ...]],
+    trials: list[tuple[int, int]],
+    as_solved: list[tuple[int, int]],
 ) -> None:
     pipe, prompts = CASES[name].build(), TINY_PROMPTS[:3]
     with counting_rows(pipe.transformer) as rows:
@@ -218,11 +236,15 @@ def test_the_count_is_the_formula_and_the_networks_own(
     profile, trial, refit, validation = parts(policy)
     assert profile == TINY_STEPS * len(prompts)
     # Plans are fitted on the folds 0 and 2 and tried on the prompt of fold 1, which is decoded once
-    # in full and once with the plan of the middle budget.
-    assert set(trials) == {2, 4, 5}
-    assert trial == sum(trials) + TINY_STEPS + 4
-    # The same prompt evaluates the plan as it is. Every refit runs on all prompts.
-    assert refit == 4 * 1 + sum(len(steps) * len(prompts) for steps in refits)
+    # in full and once with the plan of the middle budget. The best of each budget is run with the
+    # halves exchanged; the response is measured on the others.
+    assert {run for run in trials if run[1] == 1} == {(2, 1), (4, 1), (5, 1)}
+    assert [run for run in trials if run[1] != 1] == [(5, 2), (4, 2), (2, 2)]
+    assert trial == evaluated(trials) + TINY_STEPS + 4 + 2 * TINY_STEPS
+    # The same prompt evaluates the plan as it is, and if that is best, the others do. Every refit
+    # runs on all prompts.
+    assert as_solved in ([(4, 1)], [(4, 1), (4, 2)])
+    assert refit == evaluated(as_solved) + sum(len(steps) * len(prompts) for steps in refits)
     # 3 or 4 ridges, the other compute schedules, 1 or 2 histories, 2 to 4 divisions, the second
     # history; and the best of them, if it is better, once more.
     others = len(set(refits)) - 1 + (name != "flux")
@@ -234,7 +256,11 @@ def test_the_count_is_the_formula_and_the_networks_own(
 
 
 def test_what_a_file_saves_and_what_it_does_not(
-    tiny: Any, tmp_path: Path, refits: list[tuple[int, ...]], trials: list[int]
+    tiny: Any,
+    tmp_path: Path,
+    refits: list[tuple[int, ...]],
+    trials: list[tuple[int, int]],
+    as_solved: list[tuple[int, int]],
 ) -> None:
     path = tmp_path / "profile.safetensors"
     call = {"heldout": TINY_HELDOUT, "compute_steps": 4, "profile_path": path} | tiny_call()
@@ -244,8 +270,8 @@ def test_what_a_file_saves_and_what_it_does_not(
     again = calibrate(tiny, TINY_PROMPTS, refit_prompts=2, **call)
     profile, trial, refit, validation = parts(again)
     assert (profile, validation) == (0, validated(again))
-    assert trial == sum(trials) + TINY_STEPS + 4
-    assert refit == 2 * TINY_STEPS + 4 * 1 + 4 * 2 * len(refits)
+    assert trial == evaluated(trials) + TINY_STEPS + 4 + TINY_STEPS
+    assert refit == 2 * TINY_STEPS + evaluated(as_solved) + 4 * 2 * len(refits)
     assert refits
     with pytest.raises(ValueError, match="refit_prompts must be at least 1"):
         calibrate(tiny, TINY_PROMPTS, refit_prompts=0, **call)

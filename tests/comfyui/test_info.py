@@ -47,6 +47,6 @@ def test_the_image_has_a_curve_points_and_strips(info: Any, policy: Policy) -> N
     assert image.shape == (1, 640, 960, 3)
     computed, reused, measured = (0, 114, 178), (229, 229, 229), (213, 94, 0)
     assert {computed, reused, measured} <= colours(image)
-    strips = info.draw(replace(policy, profile=None, frontier=(), fits=()))
+    strips = info.draw(replace(policy, profile=None, frontier=(), fits=(), response=()))
     assert {computed, reused} <= colours(strips)
     assert measured not in colours(strips)

@@ -44,7 +44,7 @@ SPEEDUPS = (1.5, 2.0, 3.0, 5.0)
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 FIRST = 1e-2  # the ridge to begin with
 STRONG = 1.0  # a ridge with which a plan is nearly its prior
-MARGIN = 10 ** (0.3 / 20)  # a finer division into groups has to be better by 0.3 dB
+MARGIN = 10 ** (0.3 / 20)  # what is less simple has to be better by 0.3 dB
 PROMPTS = 16
 DECODED = 8  # prompts that are decoded, to measure decibels, and that the response is measured on
 PLAIN_REUSE = 3  # of so many steps one is computed, to measure the response
@@ -206,12 +206,16 @@ class Search(Generic[Found]):
     def try_response(self) -> None:
         """Simulate the measured response in place of errors in any direction, or the reverse.
 
-        With the response weak ridges are safe more often.
+        With the response weak ridges are safe more often. It has to be better by the margin.
         """
-        ridges = (self.fit.ridge,) if self.fit.response else (self.fit.ridge, RIDGES[0])
-        other = replace(self.fit, response=not self.fit.response)
-        if any(self.challenge(replace(other, ridge=ridge)) for ridge in dict.fromkeys(ridges)):
-            self.climb_ridges()
+        ridges, margin = [self.fit.ridge], 1.0
+        if not self.fit.response:
+            ridges, margin = [self.fit.ridge, RIDGES[0]], MARGIN
+        for ridge in dict.fromkeys(ridges):
+            other = replace(self.fit, response=not self.fit.response, ridge=ridge)
+            if self.challenge(other, margin):
+                self.climb_ridges()
+                break
 
     def try_orders(self) -> None:
         """Pull towards polynomials, which shows with a strong ridge."""

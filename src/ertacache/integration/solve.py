@@ -201,13 +201,16 @@ class PlanSolver:
         fits = self.fits(schedule)
         return choose_fits(fits, [budget])[0].fit.order if fits else 0
 
+    def response(self, schedule: Schedule) -> Tensor | None:
+        """How outputs of a run respond to errors of the latent; None if it was not measured."""
+        if not self.policy.response:
+            return None
+        measured = torch.tensor(self.policy.response, dtype=torch.float64)
+        return resample_response(measured, self.profile.schedule, schedule)
+
     def _run(self, schedule: Schedule) -> _Run:
-        own, response = self.profile.schedule, self.policy.response
-        gram, measured = resample(self.profile.statistics.gram, own, schedule), None
-        if response:
-            values = torch.tensor(response, dtype=torch.float64)
-            measured = resample_response(values, own, schedule)
-        return _Run(schedule, gram, measured)
+        gram = resample(self.profile.statistics.gram, self.profile.schedule, schedule)
+        return _Run(schedule, gram, self.response(schedule))
 
     def _fit_plan(self, run: _Run, steps: Steps, fit: Fit) -> TrajectoryPlan:
         gram = run.gram
@@ -338,7 +341,7 @@ def profile_frontier(policy: Policy, *, budgets: Iterable[int] | None = None) ->
         pinned=profile.expert_steps,
         starts=sorted(set(lambdas.values())),
         by_group=profile.gram,
-        response=torch.tensor(policy.response, dtype=torch.float64) if policy.response else None,
+        response=PlanSolver(policy).response(profile.schedule),
     )
 
 
