@@ -238,12 +238,16 @@ class System:
             z = self._solve(state, step, rows)
         return self._advance(state, step, z, rows=rows, which=which), z
 
+    def _places(self, past: Tensor, which: Tensor) -> Tensor:
+        """Rows of past outputs among those of all matrices, (B, H)."""
+        columns = torch.where(past < 0, self.size, self.num_steps + 1 + past)
+        return which[:, None] * (self.size + 1) + columns
+
     def _outputs(self, state: State, which: Tensor) -> Tensor:
         """<m_j, u_b> of the history, (B, H, R + 1)."""
-        columns = torch.where(state.past < 0, self.size, self.num_steps + 1 + state.past)
-        index = which[:, None] * (self.size + 1) + columns
-        rows = self._rows.index_select(0, index.flatten()).view(*columns.shape, self.size + 1)
-        return rows if self._response is None else rows + state.bends
+        places = self._places(state.past, which)
+        rows = self._rows.index_select(0, places.flatten()).view(*places.shape, self.size + 1)
+        return rows if self._response is None else rows.add_(state.bends)
 
     def _compute(self, state: State, step: int, computed: Tensor, which: Tensor) -> State:
         """Evaluate the network in the marked runs; their oldest output leaves the history."""
@@ -258,7 +262,8 @@ class System:
         lost = state.carried[:, -1].square() * state.noise[:, -1] * computed
         bend, along, products = self._evaluate(state, step, which)
         # Of the new output with itself and those that stay; these keep their own products.
-        among = torch.nn.functional.pad(state.among[:, :-1, :-1], (1, 0, 1, 0))
+        among = torch.empty_like(state.among)
+        among[:, 1:, 1:] = state.among[:, :-1, :-1]
         among[:, 0], among[:, :, 0] = products, products
         return replace(
             state,
@@ -268,7 +273,7 @@ class System:
             faded=state.faded + lost,
             along=push(along, state.along),
             among=torch.where(fresh[:, :, None], among, state.among),
-            bends=push(bend, state.bends),
+            bends=state.bends if self._response is None else push(bend, state.bends),
         )
 
     def _evaluate(self, state: State, step: int, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -277,14 +282,15 @@ class System:
         The products are those with itself and with the newest H - 1 outputs.
         """
         v, first = self.num_steps + 1 + step, which * (self.size + 1)
-        old = self._outputs(state, which)[:, :-1]  # one leaves
-        along, with_old = state.inner[:, v], old[:, :, v]
+        old, bends = self._places(state.past[:, :-1], which), state.bends[:, :-1]  # one leaves
+        along, with_old = state.inner[:, v], self._rows[old, v]
         itself = self._rows[first + v, v]
         if self._response is None:
             return state.bends[:, 0], along, torch.cat([itself[:, None], with_old], dim=1)
         slope, row = self._response[step], self._rows[first + step]
         bend = slope * (state.inner - row)
-        with_old = with_old + slope * (state.along[:, :-1] - old[:, :, step])
+        follows = state.along[:, :-1] - self._rows[old, step] - bends[:, :, step]
+        with_old = with_old + bends[:, :, v] + slope * follows
         off = state.square - 2 * state.inner[:, step] + row[:, step]  # |p - x_k|^2
         itself = itself + 2 * slope * (along - row[:, v]) + slope**2 * off
         along = along + slope * (state.square - state.inner[:, step])
