@@ -2,9 +2,10 @@
 
 What it measures: seconds that the choice of a plan takes at the start of a run, for a policy with a
 profile of 32 prompts of a bundled model at its own number of steps, on sigma schedules that were
-not profiled (another shift): read off the scheduler, resampled, searched and fitted, with one group
-and with as many groups as a policy can have. Then the same for a second run on that schedule.
-Medians over repeated first runs, each with a fresh chooser, after one that is not counted.
+not profiled (another shift): read off the scheduler, resampled, searched and fitted, with one
+group, with as many groups as a policy can have, and with a response of the network, whatever it is.
+Then the same for a second run on that schedule. Medians over repeated first runs, each with a fresh
+chooser, after one that is not counted.
 
 Writes its rows into ``results/solving.json``. The last line of standard output is the JSON of the
 rows, compact.
@@ -29,7 +30,7 @@ from ertacache.calibration.profile import profile_runs
 from ertacache.calibration.session import Session, number_runs
 from ertacache.calibration.trial import with_frontier
 from ertacache.core.frontier import MeasuredFit
-from ertacache.core.groups import ONE_GROUP, Groups
+from ertacache.core.groups import ONE_GROUP
 from ertacache.core.plans import Target
 from ertacache.core.simulate import Fit
 from ertacache.formats.policy import Policy
@@ -38,6 +39,7 @@ from ertacache.integration.solve import profile_of
 from ertacache.models import MODELS, load_pipeline, load_prompts
 
 SPEEDUPS = (2.0, 3.0, 5.0)
+SLOPE = 0.5
 SHIFT = {"flow_shift": 5.0, "shift": 5.0}  # of the new schedule, by the scheduler's own name
 
 
@@ -53,9 +55,10 @@ def profiled(name: str, pipe: Any, prompts: int) -> Policy:
     return with_frontier(profile_runs(session, runs, keep=runs))
 
 
-def with_fit(policy: Policy, groups: Groups) -> Policy:
-    """The policy, with all plans fitted with so many groups."""
-    return replace(policy, fits=(MeasuredFit(1, Fit(groups=groups), 1.0),))
+def with_fit(policy: Policy, fit: Fit) -> Policy:
+    """The policy, with all plans fitted in one way; its response matters for nothing but time."""
+    response = (SLOPE,) * profile_of(policy).num_steps
+    return replace(policy, fits=(MeasuredFit(1, fit, 1.0),), response=response)
 
 
 def new_schedule(pipe: Any, steps: int) -> Any:
@@ -83,12 +86,12 @@ def measure(name: str, options: argparse.Namespace) -> list[Row]:
     policy, steps = profiled(name, pipe, options.prompts), MODELS[name].num_inference_steps
     scheduler = new_schedule(pipe, steps)
     rows = []
-    for groups in (ONE_GROUP, profile_of(policy).finest or ONE_GROUP):
+    finest = profile_of(policy).finest or ONE_GROUP
+    for fit in (Fit(), Fit(groups=finest), Fit(response=True)):
         for speedup in SPEEDUPS:
             target = Target(speedup=speedup)
             times = [
-                timed(with_fit(policy, groups), scheduler, target)
-                for _ in range(options.repeats + 1)
+                timed(with_fit(policy, fit), scheduler, target) for _ in range(options.repeats + 1)
             ][1:]
             first, second = ([time[place] for time in times] for place in range(2))
             rows.append(
@@ -96,7 +99,8 @@ def measure(name: str, options: argparse.Namespace) -> list[Row]:
                     "model": name,
                     "steps": steps,
                     "compute_steps": target.budget(steps),
-                    "groups": str(groups),
+                    "groups": str(fit.groups),
+                    "response": fit.response,
                     "prompts": options.prompts,
                     "first_ms": round(1e3 * median(first), 1),
                     "fastest_ms": round(1e3 * min(first), 1),

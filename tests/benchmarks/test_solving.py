@@ -19,6 +19,7 @@ def test_first_and_second_runs(
     monkeypatch.setattr("torch.set_num_threads", lambda number: None)
     solving.main(["wan", *options])
     rows = json.loads(path.read_text())
-    assert [row["compute_steps"] for row in rows] == [3, 2, 3, 2]
-    assert rows[0]["groups"] == "one group" != rows[2]["groups"]
+    assert [row["compute_steps"] for row in rows] == [3, 2] * 3
+    assert rows[0]["groups"] == rows[4]["groups"] == "one group" != rows[2]["groups"]
+    assert [row["response"] for row in rows] == [False] * 4 + [True] * 2
     assert {row["repeats"] for row in rows} == {1}

@@ -205,7 +205,8 @@ class System:
         self._nominal: list[list[float]] = nominal.tolist()
         self._target = gram.squares
         self._rows = gram.padded_rows()
-        self._rate = (0.0 if fit.response else fit.sensitivity**2) * gram.output_rate()
+        self._noisy = fit.sensitivity > 0 and not fit.response
+        self._rate = fit.sensitivity**2 * gram.output_rate()
         found = response if fit.response else None
         self._response: list[float] | None = None if found is None else found.tolist()
 
@@ -257,9 +258,16 @@ class System:
             chosen = fresh.view(-1, *[1] * (kept.ndim - 1))
             return torch.where(chosen, torch.cat([newest[:, None], kept[:, :-1]], dim=1), kept)
 
-        noise = self._rate[which, step] * self._whole(state.error)
-        # The disturbance of an output that leaves the history stays in the latent.
-        lost = state.carried[:, -1].square() * state.noise[:, -1] * computed
+        if self._noisy:
+            noise = self._rate[which, step] * self._whole(state.error)
+            # The disturbance of an output that leaves the history stays in the latent.
+            lost = state.carried[:, -1].square() * state.noise[:, -1] * computed
+            state = replace(
+                state,
+                noise=push(noise, state.noise),
+                carried=push(torch.zeros_like(noise), state.carried),
+                faded=state.faded + lost,
+            )
         bend, along, products = self._evaluate(state, step, which)
         # Of the new output with itself and those that stay; these keep their own products.
         among = torch.empty_like(state.among)
@@ -268,9 +276,6 @@ class System:
         return replace(
             state,
             past=push(torch.full_like(state.past[:, 0], step), state.past),
-            noise=push(noise, state.noise),
-            carried=push(torch.zeros_like(noise), state.carried),
-            faded=state.faded + lost,
             along=push(along, state.along),
             among=torch.where(fresh[:, :, None], among, state.among),
             bends=state.bends if self._response is None else push(bend, state.bends),
@@ -306,9 +311,12 @@ class System:
         """Coefficients (B, 1 + H) of latent and outputs that minimise the expected error."""
         B, H = state.past.shape
         A = rows.new_empty(B, H + 1, H + 1)  # expected products of latent and outputs
-        A[:, 0, 0] = state.square + (state.carried.square() * state.noise).sum(1) + state.faded
-        A[:, 0, 1:] = A[:, 1:, 0] = state.along + state.carried * state.noise
-        A[:, 1:, 1:] = state.among + state.noise.diag_embed()
+        A[:, 0, 0], A[:, 0, 1:], A[:, 1:, 1:] = state.square, state.along, state.among
+        if self._noisy:
+            A[:, 0, 0] += (state.carried.square() * state.noise).sum(1) + state.faded
+            A[:, 0, 1:] += state.carried * state.noise
+            A[:, 1:, 1:] += state.noise.diag_embed()
+        A[:, 1:, 0] = A[:, 0, 1:]
         rhs = torch.cat([state.inner[:, step + 1, None], rows[:, :, step + 1]], dim=1)
         c, a = self._nominal[step]
         prior = torch.zeros_like(rhs)
@@ -323,20 +331,14 @@ class System:
         own = torch.bmm(a[:, None], state.among)[:, 0]  # <sum_j a_j m_j, m_i>
         square = c.square() * state.square + 2 * c * (a * state.along).sum(1) + (a * own).sum(1)
         inner = c[:, None] * state.inner + moved
-        carried = c[:, None] * state.carried + a
         y = step + 1
-        distance = (square - 2 * inner[:, y] + self._target[which, y]).clamp_min(0)
-        faded = c.square() * state.faded
-        error = distance + (carried.square() * state.noise).sum(1) + faded
-        return replace(
-            state,
-            inner=inner,
-            square=square,
-            error=error,
-            carried=carried,
-            faded=faded,
-            along=c[:, None] * state.along + own,
-        )
+        error = (square - 2 * inner[:, y] + self._target[which, y]).clamp_min(0)
+        if self._noisy:
+            carried, faded = c[:, None] * state.carried + a, c.square() * state.faded
+            error = error + (carried.square() * state.noise).sum(1) + faded
+            state = replace(state, carried=carried, faded=faded)
+        along = c[:, None] * state.along + own
+        return replace(state, inner=inner, square=square, error=error, along=along)
 
     def simulate(
         self, computed: Tensor, which: Tensor, coefficients: Tensor | None = None
