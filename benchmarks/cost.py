@@ -18,7 +18,7 @@ from rows import RESULTS, ModelParser, Row, replace_rows, show_progress
 from ertacache.calibration.profile import profile_runs
 from ertacache.calibration.refit import refit_budget
 from ertacache.calibration.session import Session, number_runs
-from ertacache.calibration.trial import measure_fits, with_frontier
+from ertacache.calibration.trial import measure_fits
 from ertacache.core.plans import steps_for_speedup
 from ertacache.integration.solve import profile_of
 from ertacache.models import MODELS, load_pipeline, load_prompts
@@ -37,7 +37,7 @@ def count(name: str, options: argparse.Namespace) -> Row:
     )
     runs = number_runs(load_prompts(name, "calibration")[: options.calibration])
     known = profile_runs(session, runs, keep=runs)
-    known = with_frontier(measure_fits(session, known, runs))
+    known = measure_fits(session, known, runs)
     steps = profile_of(known).num_steps
     row: Row = {
         "model": name,

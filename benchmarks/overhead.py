@@ -33,14 +33,13 @@ from rows import replace_rows
 from ertacache.calibration.profile import profile
 from ertacache.calibration.session import Session, number_runs, synchronized_time
 from ertacache.calibration.solve import solve
-from ertacache.calibration.trial import with_frontier
 from ertacache.core.groups import ONE_GROUP
 from ertacache.core.plans import Target, TrajectoryPlan
 from ertacache.formats.policy import Policy
 from ertacache.integration.attach import Handle
 from ertacache.integration.choose import PlanChooser
 from ertacache.integration.identity import find_denoisers
-from ertacache.integration.solve import profile_of
+from ertacache.integration.solve import profile_of, with_frontier
 from ertacache.models import MODELS, load_pipeline, load_prompts
 
 ROOT = Path(__file__).parent.parent

@@ -17,7 +17,7 @@ import ertacache
 from ertacache.calibration.profile import profile_runs
 from ertacache.calibration.refit import refit_budget
 from ertacache.calibration.session import Session
-from ertacache.calibration.trial import measure_fits, with_frontier
+from ertacache.calibration.trial import measure_fits
 from ertacache.core.plans import steps_for_speedup
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import ProfiledPrompt
@@ -47,7 +47,7 @@ def calibrated(
     if path.exists():
         policy = Policy.load(path)
     else:
-        policy = with_frontier(measure_fits(session, profile_runs(session, runs, keep=runs), runs))
+        policy = measure_fits(session, profile_runs(session, runs, keep=runs), runs)
         _save(policy, path)
     schedule = profile_of(policy).schedule
     for speedup in speedups:

@@ -39,12 +39,12 @@ from ertacache.calibration.profile import profile_runs
 from ertacache.calibration.refit import REFIT_PROMPTS, refit_budget
 from ertacache.calibration.session import HELDOUT_SEED, Session, number_runs
 from ertacache.calibration.solve import solve
-from ertacache.calibration.trial import measure_fits, with_frontier
+from ertacache.calibration.trial import measure_fits
 from ertacache.core.plans import steps_for_speedup
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy, PolicyError
 from ertacache.formats.profile import ProfiledPrompt
-from ertacache.integration.solve import profile_of
+from ertacache.integration.solve import profile_of, with_frontier
 from ertacache.metrics import IDENTICAL, psnr
 from ertacache.models import MODELS, load_pipeline, load_prompts
 
@@ -104,7 +104,7 @@ def plans(session: Session, known: Policy, *, refit: bool) -> Iterator[tuple[str
         except PolicyError as error:
             print(error)
     if refit and 1 < profile.num_runs <= REFIT_PROMPTS:
-        tried = with_frontier(measure_fits(session, known, profile.runs))
+        tried = measure_fits(session, known, profile.runs)
         for budget in budgets:
             reference = session.reference(profile.runs)
             yield "trajectory", budget, refit_budget(session, tried, reference, budget)

@@ -28,14 +28,13 @@ from rows import RESULTS, Row, replace_rows, show_progress
 
 from ertacache.calibration.profile import profile_runs
 from ertacache.calibration.session import Session, number_runs
-from ertacache.calibration.trial import with_frontier
 from ertacache.core.frontier import MeasuredFit
 from ertacache.core.groups import ONE_GROUP
 from ertacache.core.plans import Target
 from ertacache.core.simulate import Fit
 from ertacache.formats.policy import Policy
 from ertacache.integration.choose import PlanChooser
-from ertacache.integration.solve import profile_of
+from ertacache.integration.solve import profile_of, with_frontier
 from ertacache.models import MODELS, load_pipeline, load_prompts
 
 SPEEDUPS = (2.0, 3.0, 5.0)

@@ -13,7 +13,6 @@ import torch
 from ertacache.calibration.calibrate import SPEEDUPS, TRIES, Targets, calibrate
 from ertacache.calibration.profile import profile
 from ertacache.calibration.session import Session
-from ertacache.calibration.trial import with_frontier
 from ertacache.calibration.validate import missed_target, recommend
 from ertacache.core.frontier import MeasuredFit
 from ertacache.core.plans import Target, TrajectoryPlan
@@ -21,7 +20,7 @@ from ertacache.core.simulate import Fit
 from ertacache.formats.fitted import FittedPlan, ValidationRow
 from ertacache.formats.policy import Policy
 from ertacache.integration.attach import attach
-from ertacache.integration.solve import PlanSolver, predicted_psnr, profile_of
+from ertacache.integration.solve import PlanSolver, predicted_psnr, profile_of, with_frontier
 from ertacache.metrics.image import to_image
 from tests.calibration.conftest import (
     CALL,

@@ -11,13 +11,13 @@ from ertacache.calibration.calibrate import calibrate
 from ertacache.calibration.profile import profile
 from ertacache.calibration.refit import refit
 from ertacache.calibration.solve import solve
-from ertacache.calibration.trial import trial_budgets, with_frontier
+from ertacache.calibration.trial import trial_budgets
 from ertacache.formats.policy import Policy
 from ertacache.integration.attach import attach
 from ertacache.integration.private_api import fresh_copy
 from ertacache.integration.record import record
 from ertacache.integration.schedulers import read_schedule
-from ertacache.integration.solve import PlanSolver, profile_of
+from ertacache.integration.solve import PlanSolver, profile_of, with_frontier
 from tests.calibration.conftest import TINY_PROMPTS, counting_rows, tiny_call
 from tests.integration.tiny import CASES, STEPS, call_arguments, generate
 

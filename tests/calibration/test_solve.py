@@ -10,7 +10,6 @@ import torch
 
 from ertacache.calibration.session import Session
 from ertacache.calibration.solve import solve
-from ertacache.calibration.trial import with_frontier
 from ertacache.core.plans import PaperPlan
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy, PolicyError
@@ -19,6 +18,7 @@ from ertacache.integration.solve import (
     predicted_psnr,
     profile_frontier,
     profile_of,
+    with_frontier,
 )
 from tests.calibration.conftest import STEPS, counting_rows
 

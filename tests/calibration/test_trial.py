@@ -21,7 +21,6 @@ from ertacache.calibration.trial import (
     regret,
     rest_of,
     trial_budgets,
-    with_frontier,
 )
 from ertacache.core.frontier import PLAIN, Frontier, MeasuredFit, solve_frontier
 from ertacache.core.groups import ONE_GROUP, Groups
@@ -29,7 +28,7 @@ from ertacache.core.plans import TrajectoryPlan
 from ertacache.core.simulate import Fit
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import ProfiledPrompt
-from ertacache.integration.solve import PlanSolver, profile_of
+from ertacache.integration.solve import PlanSolver, profile_frontier, profile_of, with_frontier
 from tests.calibration.conftest import TINY_PROMPTS, TINY_RUNS, TINY_STEPS, tiny_call
 
 START = 1e-2
@@ -60,42 +59,60 @@ class Grey(Session):
         return Generated(torch.full((len(runs), 3, 4, 4), level), 1.0, None)
 
 
+Asked = tuple[int, Fit, bool]
+"""Computed steps of a plan, its fit, and whether its schedule is uniform."""
+
+
 @dataclass
 class Script:
     """Plans that were asked for, and how far their results are from the full run.
 
     Attributes:
         distances: by computed steps, fit and whether the schedule is uniform; of every prompt.
-        asked: computed steps, fit and uniform of all plans, in order.
-        predicted: their predicted errors.
+        given: factor of them for a schedule that was given.
+        asked: all plans whose schedules were searched or uniform, in order.
+        followed: all plans whose schedules were given, and these.
+        predicted: predicted errors of both kinds.
     """
 
     distances: Distances
-    asked: list[tuple[int, Fit, bool]] = field(default_factory=list)
-    predicted: list[float] = field(default_factory=list)
+    given: float = 1.0
+    asked: list[Asked] = field(default_factory=list)
+    followed: list[tuple[Asked, tuple[int, ...]]] = field(default_factory=list)
+    predicted: list[tuple[Asked, float]] = field(default_factory=list)
 
-    def solve(self, *args: Any, measured: Sequence[MeasuredFit], **more: Any) -> Frontier:
+    def solve(
+        self,
+        *args: Any,
+        measured: Sequence[MeasuredFit],
+        given: Sequence[tuple[int, ...]] = (),
+        **more: Any,
+    ) -> Frontier:
         (known,) = measured
-        found = solve_frontier(*args, measured=measured, **more)
-        self.asked.append((int(known.computed), known.fit, known.uniform))
-        self.predicted.append(found.point(known.computed).predicted_error)
+        found = solve_frontier(*args, measured=measured, given=given, **more)
+        asked = (int(known.computed), known.fit, known.uniform)
+        if given:
+            assert found.points[0].plan.compute_steps == given[0]
+            self.followed.append((asked, given[0]))
+        else:
+            self.asked.append(asked)
+        self.predicted.append((asked, found.point(asked[0]).predicted_error))
+        self._factor = self.given if given else 1.0
         return found
 
     def run(self, session: Session, reference: Reference, plan: TrajectoryPlan, **_: Any) -> Tensor:
-        budget, fit, _ = self.asked[-1]
+        (budget, fit, uniform), _ = self.predicted[-1]
         assert (len(plan.compute_steps), plan.groups) == (budget, fit.groups)
-        return torch.tensor(self.distances(*self.asked[-1]), dtype=torch.float64)
+        found = torch.tensor(self.distances(budget, fit, uniform), dtype=torch.float64)
+        return self._factor * found
 
     def ridges(self, budget: int) -> list[float]:
-        """Ridges that were tried for a budget on searched schedules, as they are at first.
-
-        Without the last, which is the best one again, with the halves exchanged.
-        """
+        """Ridges that were tried for a budget on searched schedules, as they are at first."""
         return [
             fit.ridge
             for computed, fit, uniform in self.asked
             if (computed, uniform, fit) == (budget, False, Fit(ridge=fit.ridge))
-        ][:-1]
+        ]
 
 
 @pytest.fixture
@@ -136,7 +153,7 @@ def test_the_first_ridge_is_kept_if_it_is_best(
     assert not any(fit.uniform for fit in found.fits)
     assert script.ridges(5) == [1e-2, 1e-1, 1e-3]
     assert profile_of(tiny_known).finest == FINEST
-    assert script.asked[3:12] == [
+    assert script.asked[3:11] == [
         (5, Fit(ridge=1e-2, response=True), False),  # then the response
         (5, Fit(ridge=1e-4, response=True), False),
         (5, Fit(ridge=1.0, order=1), False),  # then orders
@@ -145,7 +162,6 @@ def test_the_first_ridge_is_kept_if_it_is_best(
         (5, Fit(ridge=1e-2, groups=CHANNELS), False),
         (5, Fit(ridge=1e-2, groups=FINEST), False),
         (5, Fit(ridge=1e-2), True),  # then the uniform schedule
-        (5, Fit(ridge=1e-2), False),  # the best, with the halves exchanged
     ]
     assert [fit for computed, fit, uniform in script.asked if (computed, uniform) == (4, True)] == [
         Fit(ridge=1e-2),
@@ -253,13 +269,55 @@ def test_error_ratios_and_unit(scripted: Callable[[Distances], Script], tiny_kno
     found = measure_fits(session, tiny_known, TINY_RUNS[:4])
     for fit in found.fits:
         key = (int(fit.computed), Fit(ridge=START), False)
-        both = [e for asked, e in zip(script.asked, script.predicted, strict=True) if asked == key]
-        predicted = math.sqrt(both[0] * both[1])  # on one half, and with the halves exchanged
-        assert len(both) == 2
+        *_, one, other = (error for asked, error in script.predicted if asked == key)
+        predicted = math.sqrt(one * other)  # on one half, and with the halves exchanged
         assert fit.error_ratio == pytest.approx(0.02 / predicted, rel=1e-9)
     assert session.decoded == [(2, None), (2, 4)]  # the second half of the runs, the middle budget
     assert found.unit_psnr == pytest.approx(20 + 20 * math.log10(0.02), abs=1e-3)
     assert (found.profile, found.plans) == (tiny_known.profile, ())
+
+
+@pytest.mark.parametrize("worse", [False, True])
+def test_the_schedule_tried_is_kept_if_that_of_the_frontier_is_worse(
+    scripted: Callable[[Distances], Script],
+    tiny_known: Policy,
+    monkeypatch: pytest.MonkeyPatch,
+    worse: bool,
+) -> None:
+    """Here the frontier has other schedules than were tried: the last steps of the run."""
+    script = scripted(valley(START))
+    script.given = 1.5 if worse else 1.0
+    tried = {}
+
+    def late(n: int) -> tuple[int, ...]:
+        return (0, *range(TINY_STEPS + 1 - n, TINY_STEPS))
+
+    def solve(*args: Any, given: Sequence[tuple[int, ...]] = (), **more: Any) -> Frontier:
+        found = script.solve(*args, given=given, **more)
+        if not given:
+            tried[script.asked[-1]] = found.point(script.asked[-1][0]).plan.compute_steps
+        return found
+
+    def late_steps(policy: Policy, *, given: Sequence[tuple[int, ...]] = ()) -> Frontier:
+        schedules = given or [late(n) for n in range(2, TINY_STEPS + 1)]
+        return profile_frontier(policy, given=schedules)
+
+    monkeypatch.setattr(trial, "solve_frontier", solve)
+    monkeypatch.setattr(trial, "profile_frontier", late_steps)
+    found = measure_fits(Grey(), tiny_known, TINY_RUNS[:4])
+    steps = {len(known.compute_steps): known.compute_steps for known in found.frontier}
+    for n in (2, 4, 5):
+        ours, other = tried[(n, Fit(ridge=START), False)], late(n)
+        assert ours != other
+        assert steps[n] == (ours if worse else other)
+    assert [steps[n] for n in (3, 6, 7)] == [late(n) for n in (3, 6, 7)]
+    ran = [schedule for _, schedule in script.followed]
+    assert ran.count(steps[4]) == (1 if worse else 2)  # with the halves exchanged; on both halves
+    profile, errors = profile_of(found), dict[int, float]()
+    for fit in found.fits:
+        (point,) = profile_frontier(found, given=[steps[int(fit.computed)]]).points
+        errors[point.computed] = point.predicted_error
+    assert PlanSolver(found).curve(profile.schedule)[2] == pytest.approx(errors[2], rel=1e-9)
 
 
 def test_plans_are_run_on_other_prompts_than_they_are_fitted_on(
@@ -326,9 +384,11 @@ def test_one_run_or_a_short_one_is_not_tried(
     scripted: Callable[[Distances], Script], tiny_known: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = scripted(valley(START))
-    assert measure_fits(Grey(), tiny_known, TINY_RUNS[:1]) is tiny_known
+    bare = with_frontier(tiny_known)
+    assert measure_fits(Grey(), tiny_known, TINY_RUNS[:1]).frontier == bare.frontier
     monkeypatch.setattr(trial, "trial_budgets", lambda profile: [])
-    assert measure_fits(Grey(), tiny_known, TINY_RUNS) is tiny_known
+    found = measure_fits(Grey(), tiny_known, TINY_RUNS)
+    assert (found.frontier, found.fits) == (bare.frontier, ())
     assert script.asked == []
 
 

@@ -70,6 +70,41 @@ def test_pinned_steps_and_budgets(mild: Bench) -> None:
         solve_frontier(mild.gram, mild.nominal, budgets=[1, 4], pinned=[11])
 
 
+def test_given_schedules_are_not_searched(mild: Bench) -> None:
+    """Fitted as was measured, or with a ridge found by leaving prompts out."""
+    given = [(0, 1, 2, 3), (0, 2, 4, 6, 8, 10)]
+    for measured in (MEASURED, ()):
+        found = solve_frontier(
+            mild.gram, mild.nominal, budgets=[4, 6], measured=measured, given=given
+        )
+        assert [point.plan.compute_steps for point in found.points] == given
+        for point in found.points:
+            error = leave_out_errors(
+                mild.gram, mild.nominal, schedules=[point.plan.compute_steps], fit=point.fit
+            )
+            assert point.simulated_error == pytest.approx(error.item(), rel=1e-6)
+
+
+def test_a_frontier_with_other_ratios_and_another_point(mild: Bench) -> None:
+    one = solve_frontier(
+        mild.gram, mild.nominal, budgets=[4, 6, 8], measured=[MeasuredFit(4, Fit(), 1.0)]
+    )
+    (other,) = solve_frontier(
+        mild.gram,
+        mild.nominal,
+        budgets=[6],
+        measured=[MeasuredFit(6, Fit(), 1.0)],
+        given=[(0, 5, 10, 15, 20, 29)],
+    ).points
+    ratios = [MeasuredFit(4, Fit(), 4.0), MeasuredFit(8, Fit(), 1.0)]
+    found = one.corrected(ratios, [other])
+    assert [p.plan for p in found.points] == [one.points[0].plan, other.plan, one.points[2].plan]
+    between = choose_fits(ratios, [6])[0].error_ratio
+    first, last = one.points[0].simulated_error, one.points[2].simulated_error
+    expected = [4 * first, min(4 * first, between * other.simulated_error), last]
+    assert [p.predicted_error for p in found.points] == pytest.approx(expected, rel=1e-9)
+
+
 def wandering_profile(prompts: int) -> tuple[Gram, Tensor]:
     """Outputs that are random walks: the last one predicts best, whatever a fit finds."""
     generator = torch.Generator().manual_seed(0)

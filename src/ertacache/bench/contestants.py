@@ -21,7 +21,7 @@ from ertacache.bench.workload import Workload
 from ertacache.calibration.paper import PASSES, PaperCalibration
 from ertacache.calibration.profile import profile_runs
 from ertacache.calibration.refit import refit_budget
-from ertacache.calibration.trial import measure_fits, with_frontier
+from ertacache.calibration.trial import measure_fits
 from ertacache.core.plans import steps_for_speedup
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy
@@ -112,7 +112,7 @@ def _profile(work: Workload, journal: Journal, *, with_trials: bool) -> Policy:
         known = profile_runs(work.session, work.calibration, keep=work.calibration)
         journal.add_policy(*_PROFILE, known)
     if with_trials and not known.fits:
-        known = with_frontier(measure_fits(work.session, known, work.calibration))
+        known = measure_fits(work.session, known, work.calibration)
         journal.add_policy(*_PROFILE, known)
     return known
 

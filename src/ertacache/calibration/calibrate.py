@@ -22,7 +22,7 @@ from ertacache.calibration.solve import (
     check_threshold,
     solve,
 )
-from ertacache.calibration.trial import measure_fits, with_frontier
+from ertacache.calibration.trial import measure_fits
 from ertacache.calibration.validate import NOT_HELD_OUT, hold_out, validate
 from ertacache.core.plans import Reuse, Target
 from ertacache.distributed import ALONE, Processes
@@ -31,7 +31,7 @@ from ertacache.formats.lock import locked
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import ProfiledPrompt
 from ertacache.integration.private_api import Pipeline
-from ertacache.integration.solve import PlanSolver, measured_unit, profile_of
+from ertacache.integration.solve import PlanSolver, measured_unit, profile_of, with_frontier
 
 __all__ = ["SPEEDUPS", "Targets", "calibrate"]
 
@@ -291,8 +291,9 @@ class _Calibration:
         """The policy with a validated plan for every target."""
         if self.runs.refitted:
             policy = measure_fits(self.session, policy, self.runs.refitted)
-        self.session.progress("solve")
-        policy = with_frontier(policy)
+        else:
+            self.session.progress("solve")
+            policy = with_frontier(policy)
         if self.targets.min_psnr is not None:
             return self._reach(policy, self.targets.min_psnr)
         budgets = self.targets.check(profile_of(policy).num_steps)

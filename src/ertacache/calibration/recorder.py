@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from ertacache.integration.sample import (
     loop_fingerprint,
     read_run,
 )
-from ertacache.integration.solve import profile_frontier
+from ertacache.integration.solve import with_frontier
 
 __all__ = ["Recorder", "profile_trajectory"]
 
@@ -179,7 +178,7 @@ class Recorder:
         if self._known is None:
             steps = "" if self._read is None else f" of {self._read.num_steps} steps"
             raise PolicyError(f"no full run{steps} was recorded yet: run the loop to its end")
-        return replace(self._known, frontier=profile_frontier(self._known).known)
+        return with_frontier(self._known)
 
     def _read_loop(self, sample: Tensor) -> LoopRun:
         integrate = integrate_with(self._solver)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,10 +33,11 @@ from ertacache.integration.solve import (
     measured_unit,
     profile_frontier,
     profile_of,
+    with_frontier,
 )
 from ertacache.metrics import IDENTICAL, psnr
 
-__all__ = ["SPEEDUPS", "Search", "measure_fits", "regret", "rest_of", "with_frontier"]
+__all__ = ["SPEEDUPS", "Search", "measure_fits", "regret", "rest_of"]
 
 SPEEDUPS = (1.5, 2.0, 3.0, 5.0)
 """Speed-ups whose plans are run."""
@@ -55,11 +56,13 @@ Found = TypeVar("Found")
 
 
 def measure_fits(session: Session, policy: Policy, runs: Sequence[ProfiledPrompt]) -> Policy:
-    """Run plans of several budgets and ridges; returns the policy with what was found.
+    """Run plans of several budgets and ridges; the policy with what was found and its frontier.
 
-    Plans are run on one half of the runs and fitted on the rest of the profile. How their error
-    compares with the predicted one is measured on the other half too, which had no part in the
-    choice. With one run there is nothing to measure.
+    Plans are run on one half of the runs and fitted on the rest of the profile. Then the frontier
+    is searched. At the budgets tried its compute schedules are run as well, because the one of the
+    lowest simulated error may be worse than the one tried. How the errors of what is kept compare
+    with the predicted ones is measured on the other half too, which had no part in the choice.
+    With one run there is nothing to measure.
 
     Args:
         session: the pipeline.
@@ -69,14 +72,14 @@ def measure_fits(session: Session, policy: Policy, runs: Sequence[ProfiledPrompt
     profile = profile_of(policy)
     budgets, (rest, others) = trial_budgets(profile), profile.halves(runs)
     if not others or not budgets:
-        return policy
+        return with_frontier(policy)
     whole = session.reference(runs)  # all of them are needed for the refit
 
     def reference(half: Sequence[ProfiledPrompt]) -> Reference:
         return whole.select(whole.places(half[:PROMPTS]))
 
-    progress, found, fits = session.progress("trial"), list[_Candidate](), list[MeasuredFit]()
-    progress(0, len(budgets) + 1)
+    progress, found, total = session.progress("trial"), list[_Candidate](), 2 * len(budgets) + 1
+    progress(0, total)
     response = _response(session, policy, whole.select(whole.places(rest[:DECODED])))
     trial, swapped = (
         _Trial(session, policy, rest_of(profile, half), reference(half), response)
@@ -84,18 +87,25 @@ def measure_fits(session: Session, policy: Policy, runs: Sequence[ProfiledPrompt
     )
     start = Fit(ridge=FIRST)
     for done, budget in enumerate(budgets):
-        progress(done, len(budgets) + 1)
-        best = trial.best(budget, start)
-        again = swapped.attempt(budget, best.point.fit, uniform=best.uniform)
-        found.append(best)
-        fits.append(_measured_fit(best, again))
-        start = _next_start(start, best.point.fit)
-    progress(len(budgets), len(budgets) + 1)
-    unit = trial.unit(found[len(found) // 2])
-    progress(len(budgets) + 1, len(budgets) + 1)
-    return replace(
-        policy, fits=tuple(reversed(fits)), unit_psnr=unit, response=tuple(response.tolist())
+        progress(done, total)
+        found.insert(0, trial.best(budget, start))
+        start = _next_start(start, found[0].point.fit)
+    progress(len(budgets), total)
+    policy = replace(
+        policy,
+        fits=tuple(_measured_fit(each) for each in found),
+        unit_psnr=trial.unit(found[(len(found) - 1) // 2]),
+        response=tuple(response.tolist()),
     )
+    frontier, kept, fits = profile_frontier(policy), list[FrontierPoint](), list[MeasuredFit]()
+    for done, tried in enumerate(found, len(budgets) + 1):
+        progress(done, total)
+        best = trial.compare(tried, frontier.point(tried.point.computed))
+        fits.append(_measured_fit(best, swapped.follow(best.steps, best)))
+        if best is tried:
+            kept += profile_frontier(policy, given=[best.steps]).points
+    progress(total, total)
+    return replace(policy, fits=tuple(fits), frontier=frontier.corrected(fits, kept).known)
 
 
 def _next_start(start: Fit, best: Fit) -> Fit:
@@ -130,11 +140,6 @@ def rest_of(profile: Profile, others: Sequence[ProfiledPrompt]) -> Profile:
     held = {fold[run] for run in others}
     apart = [run for run in profile.runs if fold[run] not in held]
     return profile.select(apart or [run for run in profile.runs if run not in others])
-
-
-def with_frontier(policy: Policy) -> Policy:
-    """The policy with the frontier of its profile, searched with the fits that it holds."""
-    return replace(policy, frontier=profile_frontier(policy).known)
 
 
 def regret(errors: Sequence[Sequence[float]]) -> list[float]:
@@ -262,15 +267,20 @@ class _Candidate:
     distances: Tensor
 
     @property
+    def steps(self) -> tuple[int, ...]:
+        """Its compute schedule."""
+        return self.point.plan.compute_steps
+
+    @property
     def ratios(self) -> Tensor:
         """Error of every prompt over the predicted one, shape (P,)."""
         return self.distances / max(self.point.predicted_error, TINY)
 
 
-def _measured_fit(best: _Candidate, again: _Candidate) -> MeasuredFit:
-    """How the best candidate was fitted, and the error ratio of it and of its repetition."""
-    ratio = typical_distance(torch.cat([best.ratios, again.ratios]))
-    return MeasuredFit(best.point.computed, best.point.fit, max(ratio, TINY), best.uniform)
+def _measured_fit(*found: _Candidate) -> MeasuredFit:
+    """How candidates with equal fits were fitted, and their error ratio."""
+    ratio, first = typical_distance(torch.cat([each.ratios for each in found])), found[0]
+    return MeasuredFit(first.point.computed, first.point.fit, max(ratio, TINY), first.uniform)
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,18 +327,35 @@ class _Trial:
         known = MeasuredFit(budget, fit, 1.0, uniform)
         steps, least = self.part.num_steps, 2 + len(self.part.expert_steps)
         near = range(max(least, budget - AROUND), min(steps, budget + AROUND) + 1)
+        return self._run(known, budgets=[budget] if uniform else near)
+
+    def follow(self, steps: tuple[int, ...], tried: _Candidate) -> _Candidate:
+        """Fit a compute schedule as another was, and run it."""
+        known = MeasuredFit(len(steps), tried.point.fit, 1.0, tried.uniform)
+        return self._run(known, budgets=[len(steps)], given=[steps])
+
+    def compare(self, tried: _Candidate, point: FrontierPoint) -> _Candidate:
+        """What was tried, or what the frontier has in its place if that is not worse."""
+        steps = point.plan.compute_steps
+        if steps == tried.steps:
+            return tried
+        other = self.follow(steps, tried)
+        return tried if self._better(tried, other, 1.0) else other
+
+    def _run(self, known: MeasuredFit, **search: Any) -> _Candidate:
+        """Solve a plan, with further arguments of ``solve_frontier``, and run it."""
         point = solve_frontier(
             self.part.statistics.gram,
             self.part.schedule.nominal,
-            budgets=[budget] if uniform else near,
             measured=[known],
             pinned=self.part.expert_steps,
             by_group=self.part.gram,
             response=self.response,
-        ).point(budget)
+            **search,
+        ).point(round(known.computed))
         facts = self.policy.fingerprint
         found = run_plan(self.session, self.reference, point.plan, fingerprint=facts)
-        return _Candidate(point, uniform, found)
+        return _Candidate(point, known.uniform, found)
 
     def unit(self, candidate: _Candidate) -> float:
         """PSNR of a latent error of 1, from a few prompts decoded in full and with a plan."""

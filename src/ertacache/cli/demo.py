@@ -85,15 +85,14 @@ def _calibrate(
     from ertacache.calibration.profile import profile_runs
     from ertacache.calibration.refit import refit_budget
     from ertacache.calibration.session import Session
-    from ertacache.calibration.trial import measure_fits, with_frontier
+    from ertacache.calibration.trial import measure_fits
     from ertacache.core.plans import steps_for_speedup
     from ertacache.models import load_prompts
 
     session = Session(pipe, arguments, batch_size=8, stage=stage)
     runs = session.number_runs(load_prompts(MODEL, "calibration")[:count])
     policy = measure_fits(session, profile_runs(session, runs, keep=runs), runs)
-    stage("solve")
-    policy, reference = with_frontier(policy), session.reference(runs)
+    reference = session.reference(runs)
     plans = {}
     for speedup in SPEEDUPS:
         budget = steps_for_speedup(reference.schedule.num_steps, speedup)

@@ -9,7 +9,7 @@ simulation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -146,10 +146,39 @@ class Frontier:
 
     points: tuple[FrontierPoint, ...]
 
+    @classmethod
+    def of(cls, points: Iterable[FrontierPoint]) -> Frontier:
+        """A frontier of points whose predicted errors may rise."""
+        found = list(points)
+        # One more computed step cannot be worse, and with all of them the run is the full run.
+        errors = accumulate(
+            (p.predicted_error if p.computed < p.plan.num_steps else 0.0 for p in found), min
+        )
+        return cls(
+            tuple(replace(p, predicted_error=error) for p, error in zip(found, errors, strict=True))
+        )
+
     @property
     def known(self) -> tuple[KnownSchedule, ...]:
         """The compute schedules without their coefficients, as a file keeps them."""
         return tuple(KnownSchedule(p.plan.compute_steps, p.predicted_error) for p in self.points)
+
+    def corrected(
+        self, measured: Sequence[MeasuredFit], points: Iterable[FrontierPoint] = ()
+    ) -> Frontier:
+        """The frontier with errors predicted by these error ratios, and some points replaced.
+
+        Args:
+            measured: the ratios, ascending by the number of computed steps.
+            points: each replaces the one with as many computed steps.
+        """
+        others = {point.computed: point for point in points}
+        found = [others.get(point.computed, point) for point in self.points]
+        fits = choose_fits(measured, [point.computed for point in found])
+        return Frontier.of(
+            replace(point, predicted_error=point.simulated_error * known.error_ratio)
+            for point, known in zip(found, fits, strict=True)
+        )
 
     def point(self, compute_steps: int) -> FrontierPoint:
         """The point with exactly this many computed steps."""
@@ -171,6 +200,7 @@ def solve_frontier(
     pinned: Iterable[int] = (),
     starts: Sequence[Sequence[int]] = (),
     rounds: int = ROUNDS,
+    given: Sequence[tuple[int, ...]] = (),
     by_group: ByGroup | None = None,
     response: Tensor | None = None,
 ) -> Frontier:
@@ -185,6 +215,7 @@ def solve_frontier(
         pinned: steps that must be computed (step 0 always is).
         starts: schedules to start from besides the uniform ones; other budgets are not used.
         rounds: how often the steps of a schedule are moved, at most.
+        given: schedules that are not searched, but fitted as they are; one for each budget.
         by_group: the profile by group, if a measured fit has groups.
         response: of the outputs to errors of the latent, shape (T,), if a measured fit needs it.
     """
@@ -194,7 +225,16 @@ def solve_frontier(
     wanted = range(max(2, len(pinned)), T + 1) if budgets is None else sorted(set(budgets))
     if wanted and not len(pinned) <= wanted[0] <= wanted[-1] <= T:
         raise ValueError(f"budgets must lie between {len(pinned)} and {T}, got {list(wanted)}")
-    search = _Search(gram, nominal, frozenset(pinned), starts, rounds, by_group, response)
+    search = _Search(
+        gram,
+        nominal,
+        frozenset(pinned),
+        starts,
+        rounds,
+        {len(steps): steps for steps in given},
+        by_group,
+        response,
+    )
     chosen = search.measured(wanted, measured) if measured else search.left_out(wanted)
     plans: dict[tuple[int, ...], TrajectoryPlan] = {}
     for fit in dict.fromkeys(choice.fit for choice in chosen):
@@ -203,13 +243,9 @@ def solve_frontier(
             search.gram_of(fit), nominal, schedules=schedules, fit=fit, response=response
         )
         plans |= zip(schedules, found, strict=True)
-    # One more computed step cannot be worse, and with all of them the run is the full run.
-    errors = accumulate((choice.error if len(choice.steps) < T else 0.0 for choice in chosen), min)
-    return Frontier(
-        tuple(
-            FrontierPoint(plans[choice.steps], choice.fit, error, choice.simulated)
-            for choice, error in zip(chosen, errors, strict=True)
-        )
+    return Frontier.of(
+        FrontierPoint(plans[choice.steps], choice.fit, choice.error, choice.simulated)
+        for choice in chosen
     )
 
 
@@ -231,8 +267,9 @@ class _Search:
     pinned: frozenset[int]
     starts: Sequence[Sequence[int]]
     rounds: int
-    by_group: ByGroup | None = None
-    response: Tensor | None = None
+    given: Mapping[int, tuple[int, ...]]
+    by_group: ByGroup | None
+    response: Tensor | None
 
     def gram_of(self, fit: Fit) -> Gram:
         """The Gram matrices that coefficients are fitted on."""
@@ -243,7 +280,9 @@ class _Search:
         return self.by_group(fit.groups)
 
     def schedules(self, budgets: Sequence[int], fit: Fit) -> list[tuple[int, ...]]:
-        """The best schedule found for each budget."""
+        """The best schedule found for each budget, or the one given."""
+        if self.given:
+            return [self.given[n] for n in budgets]
         one = replace(fit, groups=ONE_GROUP)
         system = System(self.gram.mean(), self.nominal, one, self.response)
         return search_schedules(
@@ -251,7 +290,9 @@ class _Search:
         )
 
     def uniform(self, budgets: Sequence[int]) -> list[tuple[int, ...]]:
-        """The uniform schedule of each budget."""
+        """The uniform schedule of each budget, or the one given."""
+        if self.given:
+            return [self.given[n] for n in budgets]
         return [spread_schedule(self.gram.num_steps, n, self.pinned) for n in budgets]
 
     def errors(self, schedules: Sequence[tuple[int, ...]], fit: Fit) -> list[float]:

@@ -45,6 +45,7 @@ __all__ = [
     "predicted_psnr",
     "profile_frontier",
     "profile_of",
+    "with_frontier",
 ]
 
 Steps = tuple[int, ...]
@@ -176,7 +177,7 @@ class PlanSolver:
             return {len(known.compute_steps): known.predicted_error for known in self.known}
         budgets = self.budgets(schedule)
         starts = [self._starts(schedule, n, count=1)[0] for n in budgets]
-        found = self._frontier(self._run(schedule), budgets, starts, rounds=0)
+        found = self._frontier(self._run(schedule), budgets, starts=starts, rounds=0)
         return {point.computed: point.predicted_error for point in found.points}
 
     def rows(self) -> list[FrontierRow]:
@@ -223,11 +224,12 @@ class PlanSolver:
 
     def _point(self, run: _Run, budget: int) -> FrontierPoint:
         own = self.profile.schedule.same_run(run.schedule)
-        starts = [k.compute_steps for k in self.known if len(k.compute_steps) == budget]
-        rounds = 0 if own and starts else QUICK
-        if rounds:
-            starts = self._starts(run.schedule, budget, count=NEIGHBOURS)
-        return self._frontier(run, [budget], starts, rounds=rounds).points[0]
+        known = [k for k in self.known if own and len(k.compute_steps) == budget]
+        if known:  # its schedule was searched, and its error predicted by what was measured there
+            found = self._frontier(run, [budget], given=[known[0].compute_steps]).points[0]
+            return replace(found, predicted_error=known[0].predicted_error)
+        starts = self._starts(run.schedule, budget, count=NEIGHBOURS)
+        return self._frontier(run, [budget], starts=starts, rounds=QUICK).points[0]
 
     def _starts(self, schedule: Schedule, budget: int, *, count: int) -> list[tuple[int, ...]]:
         """Schedules of the frontier with about as many steps, or as large a share of them.
@@ -251,9 +253,10 @@ class PlanSolver:
         self,
         run: _Run,
         budgets: Iterable[int],
-        starts: Sequence[tuple[int, ...]],
         *,
+        starts: Sequence[Steps] = (),
         rounds: int = ROUNDS,
+        given: Sequence[Steps] = (),
     ) -> Frontier:
         return solve_frontier(
             run.gram,
@@ -263,6 +266,7 @@ class PlanSolver:
             pinned=self.pinned(run.schedule),
             starts=starts,
             rounds=rounds,
+            given=given,
             by_group=functools.partial(self.profile.gram, run=run.schedule),
             response=run.response,
         )
@@ -327,23 +331,36 @@ def known_fits(policy: Policy) -> list[MeasuredFit]:
     return [replace(each, fit=replace(each.fit, groups=ONE_GROUP)) for each in policy.fits]
 
 
-def profile_frontier(policy: Policy, *, budgets: Iterable[int] | None = None) -> Frontier:
+def profile_frontier(
+    policy: Policy, *, budgets: Iterable[int] | None = None, given: Sequence[Steps] = ()
+) -> Frontier:
     """The frontier of a profile on its own schedule, with the fits measured for it.
 
     The search starts from the paper's compute schedules as well.
+
+    Args:
+        policy: a policy with a profile.
+        budgets: numbers of computed steps; all by default.
+        given: compute schedules that are fitted as they are, one for each budget.
     """
     profile = profile_of(policy)
     lambdas = sweep_profile(*reuse_distances(profile.statistics, "residual"))
     return solve_frontier(
         profile.statistics.gram,
         profile.schedule.nominal,
-        budgets=budgets,
+        budgets=[len(steps) for steps in given] if given else budgets,
         measured=known_fits(policy),
         pinned=profile.expert_steps,
         starts=sorted(set(lambdas.values())),
+        given=given,
         by_group=profile.gram,
         response=PlanSolver(policy).response(profile.schedule),
     )
+
+
+def with_frontier(policy: Policy) -> Policy:
+    """The policy with the frontier of its profile, searched with the fits that it holds."""
+    return replace(policy, frontier=profile_frontier(policy).known)
 
 
 def predicted_psnr(error: float, unit: float) -> float:
