@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
 
 from ertacache.baselines.base import Baseline, BaselineHandle, Parameter
 from ertacache.baselines.clock import BaselineRun, Clock, first_tensor, with_first_tensor
@@ -74,7 +74,7 @@ class ReplayRun(BaselineRun):
         self.reused += 1
         if len(kept) == 1:
             return kept[0][1]
-        steps = torch.tensor([[step for step, _ in kept]])
+        steps = np.array([[step for step, _ in kept]])
         weights: list[float] = prior_weights(steps, self.step, order=self._order)[0].tolist()
         newest, *others = (first_tensor(output) for _, output in kept)
         forecast = combine(newest.float(), others, weights).to(newest.dtype)

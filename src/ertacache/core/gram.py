@@ -214,14 +214,6 @@ class Gram:
         rate = v.clamp_min(0) / x.clamp_min(torch.finfo(x.dtype).tiny)
         return torch.cat([torch.zeros_like(squares[:, :1]), rate.where(x > 0, 0.0)], dim=1)
 
-    def padded_rows(self) -> Tensor:
-        """All rows of all matrices, (M (R + 1), R + 1).
-
-        A row and a column of zeros per matrix stand for outputs that a short history lacks.
-        """
-        padded = torch.nn.functional.pad(self.products, (0, 1, 0, 1))
-        return padded.reshape(-1, self.size + 1)
-
     def combined(self, rows: Tensor) -> Gram:
         """Products of combinations of the vectors: ``W G W^T`` for the rows of W, (R', R)."""
         return Gram(_symmetric(rows @ self.products @ rows.mT), self.groups)

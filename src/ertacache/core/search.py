@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ertacache.core.plans import check_compute_steps, uniform_schedule
-from ertacache.core.simulate import Simulation, System, schedule_mask
+from ertacache.core.simulate import System, schedule_mask
 
 __all__ = ["ROUNDS", "map_schedule", "search_schedules", "spread_schedule"]
 
@@ -20,7 +21,7 @@ REACH = 2  # how far a computed step moves in one round
 ROUNDS = 12
 EXCHANGES = 2
 GAIN = 0.999  # smaller improvements are rounding, not progress
-FEW = 512  # runs that are simulated in about the time of one
+FEW = 128  # runs that are simulated in hardly more time than one
 
 
 def map_schedule(
@@ -129,7 +130,7 @@ def search_schedules(
     given = (sorted(fixed.union(check_compute_steps(start, T))) for start in starts)
     runs += [tuple(steps) for steps in given if len(steps) in budgets]
     mask = schedule_mask(runs, T)
-    errors = _simulate(system, mask).errors[:, -1]
+    errors = _simulate(system, mask)
     if rounds == ROUNDS:  # a search in haste moves only the best start
         _move_steps(system, mask, errors, keep=keep, rounds=rounds)
     best = [_best_run(mask, errors, n) for n in budgets]
@@ -201,8 +202,9 @@ def _replace(system: System, mask: Tensor, errors: Tensor, *, candidates: _Candi
     return better
 
 
-def _simulate(system: System, mask: Tensor) -> Simulation:
-    return system.simulate(mask, torch.zeros(len(mask), dtype=torch.long))
+def _simulate(system: System, mask: Tensor) -> Tensor:
+    """Final errors (B,) of several runs."""
+    return system.simulate(mask, torch.zeros(len(mask), dtype=torch.long)).errors[:, -1]
 
 
 def _simulate_variants(system: System, mask: Tensor, candidates: _Candidates) -> Tensor:
@@ -212,18 +214,20 @@ def _simulate_variants(system: System, mask: Tensor, candidates: _Candidates) ->
     candidate starts there from the base's state. Sorted by that step, the candidates that have
     started are always the first rows of the batch, which grows as the steps go on.
     """
-    if len(candidates.mask) <= FEW:  # nothing is gained by what they share
-        return _simulate(system, candidates.mask).errors[:, -1]
+    if len(candidates.mask) <= FEW:  # little is gained by what they share
+        return _simulate(system, candidates.mask)
     leaves = (candidates.mask != mask[candidates.base]).int().argmax(1)
     order = leaves.argsort(stable=True)
-    base, computed = candidates.base[order], candidates.mask[order]
     joined = torch.searchsorted(leaves[order], torch.arange(system.num_steps), right=True)
-    states = _simulate(system, mask).states
-    running = states[0].rows(base[:0])
+    base, computed = candidates.base[order].numpy(), candidates.mask[order].numpy()
+    bases = system.start(np.zeros(len(mask), dtype=np.int64))
+    runs = system.start(np.zeros(len(base), dtype=np.int64))
+    before = 0
     for k, now in enumerate(joined.tolist()):
-        before = len(running.error)
-        if now > before:
-            running = running.stack(states[k].rows(base[before:now]))
-        which = torch.zeros(now, dtype=torch.long)
-        running, _ = system.take(running, k, computed=computed[:now, k], which=which)
-    return torch.empty_like(running.error).scatter_(0, order, running.error.sqrt())
+        if now:
+            runs.put(slice(before, now), bases, base[before:now])
+            system.take(runs.first(now), k, computed=computed[:now, k])
+        system.take(bases, k, computed=mask[:, k].numpy())
+        before = now
+    errors = torch.from_numpy(np.sqrt(runs.error))
+    return torch.empty_like(errors).scatter_(0, order, errors)

@@ -22,7 +22,7 @@ noise of mean 0. With ``error`` = E|y - x_k|^2 at the step k that computes it,
 Or how the network responds to errors was measured: its output follows the latent, with a slope
 ``response[k]`` (``steppers.ResponseStepper``). Then the output w of step k is, but for noise,
 
-    m = v_k + response[k] (p - x_k)                bend = m - v_k;  0 without a response
+    m = v_k + response[k] (p - x_k)                m = v_k without a response
 
 Every latent has a deterministic part p, a combination of reference vectors, and a random one:
 
@@ -30,7 +30,7 @@ Every latent has a deterministic part p, a combination of reference vectors, and
 
 where f holds the disturbances whose outputs have left the history. Of p and m_j only products are
 needed, never the vectors: ``inner`` = <p, u_b> for all b, ``square`` = <p, p>, ``along_j`` =
-<p, m_j>, ``among_ij`` = <m_i, m_j>, ``bends_j`` = <m_j - v_j, u_b> for all b.
+<p, m_j>, ``among_ij`` = <m_i, m_j>, ``outputs_j`` = <m_j, u_b> for all b.
 
 1. A computed step pushes m into the history with noise = rate[k] * error and carried = 0: the
    latent before the step does not contain n_k. The evicted output leaves its part in the latent:
@@ -67,9 +67,11 @@ Real disturbances follow the Jacobian of the network; the closed-loop refit meas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ertacache.core.gram import Gram
@@ -87,8 +89,13 @@ __all__ = [
     "solve_ridge",
 ]
 
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
 MAX_ORDER = 2
 JITTER = 1e-12  # of the diagonal: keeps systems of nearly parallel outputs solvable
+TINY = 1e-280  # a diagonal of zeros stays invertible
 
 
 @dataclass(frozen=True)
@@ -126,43 +133,47 @@ class Fit:
             raise ValueError(f"order must be from 0 to {MAX_ORDER}, got {self.order}")
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class State:
     """B simulated runs before some step k, in the notation of the module's docstring.
 
+    Steps are taken in place. Of products with reference vectors only those with x_k, v_k and later
+    ones are kept up to date; the others are not needed again.
+
     Attributes:
-        inner: <p, u_b> for every reference vector, and 0 in the last column, (B, R + 1).
-        square: <p, p>, (B,).
-        error: E|y - x_k|^2, (B,).
+        which: index of the Gram matrix of each run, (B,).
         past: the steps past_j, newest first, -1 where there is none, (B, H).
+        inner: <p, u_b> for every reference vector, (B, R).
+        outputs: <m_j, u_b>, (B, H, R).
+        square: <p, p>, (B,).
+        along: <p, m_j>, (B, H).
+        among: <m_i, m_j>, (B, H, H).
+        error: E|y - x_k|^2, (B,).
         noise: E|n_j|^2 of each past output, (B, H).
         carried: weight of n_j in the latent, (B, H).
         faded: E|f|^2, (B,).
-        along: <p, m_j>, (B, H).
-        among: <m_i, m_j>, (B, H, H).
-        bends: <m_j - v_j, u_b>, (B, H, R + 1); (B, H, 0) without a response.
     """
 
-    inner: Tensor
-    square: Tensor
-    error: Tensor
-    past: Tensor
-    noise: Tensor
-    carried: Tensor
-    faded: Tensor
-    along: Tensor
-    among: Tensor
-    bends: Tensor
+    which: Indices
+    past: Indices
+    inner: Floats
+    outputs: Floats
+    square: Floats
+    along: Floats
+    among: Floats
+    error: Floats
+    noise: Floats
+    carried: Floats
+    faded: Floats
 
-    def rows(self, index: Tensor) -> State:
-        """The runs with the given indices."""
-        return State(*(getattr(self, f.name)[index] for f in fields(self)))
+    def first(self, count: int) -> State:
+        """The first runs; a step that they take is taken here."""
+        return State(*(getattr(self, f.name)[:count] for f in fields(self)))
 
-    def stack(self, other: State) -> State:
-        """These runs followed by others."""
-        return State(
-            *(torch.cat([getattr(self, f.name), getattr(other, f.name)]) for f in fields(self))
-        )
+    def put(self, rows: slice, other: State, index: Indices) -> None:
+        """Overwrite some runs with those of another state that have the given indices."""
+        for f in fields(self):
+            getattr(self, f.name)[rows] = getattr(other, f.name)[index]
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,16 +183,16 @@ class Simulation:
     Attributes:
         coefficients: of the latent and of the H outputs, (B, T, groups, 1 + H).
         errors: root mean square distance to the reference latents x_0 ... x_T, (B, T + 1).
-        states: the runs before every step, T entries; with groups, one run for each.
     """
 
     coefficients: Tensor
     errors: Tensor
-    states: tuple[State, ...]
 
 
 class System:
     """Gram matrices in the form in which steps are fitted and simulated.
+
+    In NumPy: the arrays are small and the operations many, and its calls cost a third of torch's.
 
     Args:
         gram: M Gram matrices; each run of a batch refers to one of them by its index ``which``.
@@ -193,9 +204,8 @@ class System:
     def __init__(
         self, gram: Gram, nominal: Tensor, fit: Fit, response: Tensor | None = None
     ) -> None:
-        """Lay the matrices out for row look-ups and measure the outputs' rates of change."""
+        """Lay the matrices out in the order of time and measure the outputs' rates of change."""
         self.num_steps = T = len(nominal)
-        self.size = gram.size
         if gram.num_steps != T:
             raise ValueError(f"a profile of {gram.num_steps} steps, but a nominal update of {T}")
         if fit.response and (response is None or len(response) != T):
@@ -203,142 +213,118 @@ class System:
         self.fit = fit
         self.groups = gram.groups
         self._nominal: list[list[float]] = nominal.tolist()
-        self._target = gram.squares
-        self._rows = gram.padded_rows()
+        # x_0 v_0 x_1 v_1 ... x_T, so that what a step still needs comes last.
+        order = [gram.x(T)] * gram.size
+        order[:-1:2], order[1::2] = map(gram.x, range(T)), map(gram.v, range(T))
+        self._products: Floats = gram.products[:, order][:, :, order].contiguous().numpy()
         self._noisy = fit.sensitivity > 0 and not fit.response
-        self._rate = fit.sensitivity**2 * gram.output_rate()
+        self._rate: Floats = (fit.sensitivity**2 * gram.output_rate()).numpy()
         found = response if fit.response else None
         self._response: list[float] | None = None if found is None else found.tolist()
 
-    def start(self, which: Tensor) -> State:
+    def start(self, which: Indices) -> State:
         """B runs at the noise x_0; ``which`` is the index of the Gram matrix of each, (B,)."""
         B, H = len(which), self.fit.history
-        inner = self._rows[which * (self.size + 1)]
-        none = inner.new_zeros(B)
-        past, empty = torch.full((B, H), -1), inner.new_zeros(B, H)
-        among = inner.new_zeros(B, H, H)
-        bends = inner.new_zeros(B, H, 0 if self._response is None else self.size + 1)
-        square = inner[:, 0].clone()
-        return State(inner, square, none, past, empty, empty, none, empty, among, bends)
+        inner = self._products[which, 0]
+        none, empty = np.zeros(B), np.zeros((B, H))
+        return State(
+            which=which,
+            past=np.full((B, H), -1),
+            inner=inner,
+            outputs=np.zeros((B, H, inner.shape[1])),
+            square=inner[:, 0].copy(),
+            along=empty,
+            among=np.zeros((B, H, H)),
+            error=none,
+            noise=empty.copy(),
+            carried=empty.copy(),
+            faded=none.copy(),
+        )
 
-    def take(
-        self, state: State, step: int, *, computed: Tensor, which: Tensor, z: Tensor | None = None
-    ) -> tuple[State, Tensor]:
-        """Take ``step`` with the coefficients ``z`` (B, 1 + H), fitted here if not given.
+    def take(self, state: State, step: int, *, computed: Flags, z: Floats | None = None) -> Floats:
+        """Take ``step`` in place with the coefficients ``z`` (B, 1 + H), fitted if not given.
 
         Args:
             state: the runs before the step.
             step: its number.
             computed: which runs evaluate the network on it, (B,).
-            which: index of the Gram matrix of each run, (B,).
             z: coefficients of the latent and of the past outputs, newest first.
         """
-        state = self._compute(state, step, computed, which)
-        rows = self._outputs(state, which)
+        (evaluated,) = computed.nonzero()
+        if len(evaluated):
+            self._evaluate(state, step, evaluated)
         if z is None:
-            z = self._solve(state, step, rows)
-        return self._advance(state, step, z, rows=rows, which=which), z
+            z = self._solve(state, step)
+        self._advance(state, step, z)
+        return z
 
-    def _places(self, past: Tensor, which: Tensor) -> Tensor:
-        """Rows of past outputs among those of all matrices, (B, H)."""
-        columns = torch.where(past < 0, self.size, self.num_steps + 1 + past)
-        return which[:, None] * (self.size + 1) + columns
-
-    def _outputs(self, state: State, which: Tensor) -> Tensor:
-        """<m_j, u_b> of the history, (B, H, R + 1)."""
-        places = self._places(state.past, which)
-        rows = self._rows.index_select(0, places.flatten()).view(*places.shape, self.size + 1)
-        return rows if self._response is None else rows.add_(state.bends)
-
-    def _compute(self, state: State, step: int, computed: Tensor, which: Tensor) -> State:
-        """Evaluate the network in the marked runs; their oldest output leaves the history."""
-        fresh = computed[:, None]
-
-        def push(newest: Tensor, kept: Tensor) -> Tensor:
-            chosen = fresh.view(-1, *[1] * (kept.ndim - 1))
-            return torch.where(chosen, torch.cat([newest[:, None], kept[:, :-1]], dim=1), kept)
-
+    def _evaluate(self, state: State, step: int, runs: Indices) -> None:
+        """Evaluate the network in some runs; their oldest output leaves the history."""
+        x, v = 2 * step, 2 * step + 1
+        which, inner, old = state.which[runs], state.inner[runs], state.outputs[runs, :-1]
+        along, products = inner[:, v], old[:, :, v]
+        output = self._products[which, v]
+        if self._response is not None:
+            slope = self._response[step]
+            output = output + slope * (inner - self._products[which, x])
+            along = along + slope * (state.square[runs] - inner[:, x])
+            products = products + slope * (state.along[runs, :-1] - old[:, :, x])
+            itself = output[:, v] + slope * (along - output[:, x])
+        else:
+            itself = output[:, v]
+        _push(state.past, runs, step)
+        _push(state.outputs, runs, output)
+        _push(state.along, runs, along)
+        state.among[runs, 1:, 1:] = state.among[runs, :-1, :-1]
+        state.among[runs, 0, 1:] = state.among[runs, 1:, 0] = products
+        state.among[runs, 0, 0] = itself
         if self._noisy:
-            noise = self._rate[which, step] * self._whole(state.error)
             # The disturbance of an output that leaves the history stays in the latent.
-            lost = state.carried[:, -1].square() * state.noise[:, -1] * computed
-            state = replace(
-                state,
-                noise=push(noise, state.noise),
-                carried=push(torch.zeros_like(noise), state.carried),
-                faded=state.faded + lost,
-            )
-        bend, along, products = self._evaluate(state, step, which)
-        # Of the new output with itself and those that stay; these keep their own products.
-        among = torch.empty_like(state.among)
-        among[:, 1:, 1:] = state.among[:, :-1, :-1]
-        among[:, 0], among[:, :, 0] = products, products
-        return replace(
-            state,
-            past=push(torch.full_like(state.past[:, 0], step), state.past),
-            along=push(along, state.along),
-            among=torch.where(fresh[:, :, None], among, state.among),
-            bends=state.bends if self._response is None else push(bend, state.bends),
-        )
+            state.faded[runs] += state.carried[runs, -1] ** 2 * state.noise[runs, -1]
+            _push(state.noise, runs, self._rate[which, step] * self._whole(state.error)[runs])
+            _push(state.carried, runs, 0.0)
 
-    def _evaluate(self, state: State, step: int, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The output m of a step: its bend (B, R + 1), <p, m> (B,), and its products (B, H).
-
-        The products are those with itself and with the newest H - 1 outputs.
-        """
-        v, first = self.num_steps + 1 + step, which * (self.size + 1)
-        old, bends = self._places(state.past[:, :-1], which), state.bends[:, :-1]  # one leaves
-        along, with_old = state.inner[:, v], self._rows[old, v]
-        itself = self._rows[first + v, v]
-        if self._response is None:
-            return state.bends[:, 0], along, torch.cat([itself[:, None], with_old], dim=1)
-        slope, row = self._response[step], self._rows[first + step]
-        bend = slope * (state.inner - row)
-        follows = state.along[:, :-1] - self._rows[old, step] - bends[:, :, step]
-        with_old = with_old + bends[:, :, v] + slope * follows
-        off = state.square - 2 * state.inner[:, step] + row[:, step]  # |p - x_k|^2
-        itself = itself + 2 * slope * (along - row[:, v]) + slope**2 * off
-        along = along + slope * (state.square - state.inner[:, step])
-        return bend, along, torch.cat([itself[:, None], with_old], dim=1)
-
-    def _whole(self, error: Tensor) -> Tensor:
+    def _whole(self, error: Floats) -> Floats:
         """The error of all groups of a run, for each of them: a network mixes what it is given."""
         if self.groups == 1:
             return error
-        return error.view(-1, self.groups).sum(1).repeat_interleave(self.groups)
+        whole: Floats = error.reshape(-1, self.groups).sum(1).repeat(self.groups)
+        return whole
 
-    def _solve(self, state: State, step: int, rows: Tensor) -> Tensor:
+    def _solve(self, state: State, step: int) -> Floats:
         """Coefficients (B, 1 + H) of latent and outputs that minimise the expected error."""
         B, H = state.past.shape
-        A = rows.new_empty(B, H + 1, H + 1)  # expected products of latent and outputs
+        A = np.empty((B, H + 1, H + 1))  # expected products of latent and outputs
         A[:, 0, 0], A[:, 0, 1:], A[:, 1:, 1:] = state.square, state.along, state.among
         if self._noisy:
-            A[:, 0, 0] += (state.carried.square() * state.noise).sum(1) + state.faded
+            A[:, 0, 0] += (state.carried**2 * state.noise).sum(1) + state.faded
             A[:, 0, 1:] += state.carried * state.noise
-            A[:, 1:, 1:] += state.noise.diag_embed()
+            A.reshape(B, (H + 1) ** 2)[:, H + 2 :: H + 2] += state.noise  # on the diagonal
         A[:, 1:, 0] = A[:, 0, 1:]
-        rhs = torch.cat([state.inner[:, step + 1, None], rows[:, :, step + 1]], dim=1)
+        target = 2 * step + 2
+        rhs, prior = np.empty((B, H + 1)), np.empty((B, H + 1))
+        rhs[:, 0], rhs[:, 1:] = state.inner[:, target], state.outputs[:, :, target]
         c, a = self._nominal[step]
-        prior = torch.zeros_like(rhs)
         prior[:, 0] = c
         prior[:, 1:] = a * prior_weights(state.past, step, order=self.fit.order)
         return solve_ridge(A, rhs, prior, ridge=self.fit.ridge)
 
-    def _advance(self, state: State, step: int, z: Tensor, *, rows: Tensor, which: Tensor) -> State:
-        """The runs after ``step``."""
+    def _advance(self, state: State, step: int, z: Floats) -> None:
+        """Take the step from latent and outputs to the next latent."""
         c, a = z[:, 0], z[:, 1:]
-        moved = torch.bmm(a[:, None], rows)[:, 0]  # <sum_j a_j m_j, u_b> for all b
-        own = torch.bmm(a[:, None], state.among)[:, 0]  # <sum_j a_j m_j, m_i>
-        square = c.square() * state.square + 2 * c * (a * state.along).sum(1) + (a * own).sum(1)
-        inner = c[:, None] * state.inner + moved
-        y = step + 1
-        error = (square - 2 * inner[:, y] + self._target[which, y]).clamp_min(0)
+        y = 2 * step + 2
+        own = np.matmul(a[:, None], state.among)[:, 0]  # <sum_j a_j m_j, m_i>
+        square = c * c * state.square + 2 * c * (a * state.along).sum(1) + (a * own).sum(1)
+        state.square[:] = square
+        state.inner[:, y:] *= c[:, None]
+        state.inner[:, y:] += np.matmul(a[:, None], state.outputs[:, :, y:])[:, 0]
+        state.along[:] = c[:, None] * state.along + own
+        error = square - 2 * state.inner[:, y] + self._products[state.which, y, y]
+        np.maximum(error, 0, out=state.error)
         if self._noisy:
-            carried, faded = c[:, None] * state.carried + a, c.square() * state.faded
-            error = error + (carried.square() * state.noise).sum(1) + faded
-            state = replace(state, carried=carried, faded=faded)
-        along = c[:, None] * state.along + own
-        return replace(state, inner=inner, square=square, error=error, along=along)
+            state.carried[:] = c[:, None] * state.carried + a
+            state.faded[:] *= c * c
+            state.error[:] += (state.carried**2 * state.noise).sum(1) + state.faded
 
     def simulate(
         self, computed: Tensor, which: Tensor, coefficients: Tensor | None = None
@@ -352,21 +338,25 @@ class System:
             which: index of the prompt of each, (B,).
             coefficients: (B, T, groups, 1 + H).
         """
-        G = self.groups
-        rows = (which[:, None] * G + torch.arange(G)).flatten()
-        mask = computed.repeat_interleave(G, 0)
-        given = None if coefficients is None else coefficients.movedim(2, 1).flatten(0, 1)
-        states, zs = [self.start(rows)], []
-        for k in range(self.num_steps):
-            z = None if given is None else given[:, k]
-            state, z = self.take(states[-1], k, computed=mask[:, k], which=rows, z=z)
-            states.append(state)
-            zs.append(z)
-        errors = torch.stack([state.error for state in states], dim=1)
-        B, H = len(which), self.fit.history
-        found = torch.stack(zs, dim=1).view(B, G, self.num_steps, 1 + H).movedim(1, 2)
-        total = errors.view(B, G, self.num_steps + 1).sum(1).sqrt()
-        return Simulation(found, total, tuple(states[:-1]))
+        B, G, T, H = len(which), self.groups, self.num_steps, self.fit.history
+        state = self.start((which[:, None] * G + torch.arange(G)).flatten().numpy())
+        mask = computed.repeat_interleave(G, 0).numpy()
+        zs, errors = np.empty((B, G, T, 1 + H)), np.zeros((B, G, T + 1))
+        if coefficients is not None:
+            zs[:] = coefficients.movedim(2, 1).numpy()
+        for k in range(T):
+            given = None if coefficients is None else zs[:, :, k].reshape(B * G, 1 + H)
+            z = self.take(state, k, computed=mask[:, k], z=given)
+            zs[:, :, k], errors[:, :, k + 1] = z.reshape(B, G, 1 + H), state.error.reshape(B, G)
+        return Simulation(
+            torch.from_numpy(zs).movedim(1, 2), torch.from_numpy(np.sqrt(errors.sum(1)))
+        )
+
+
+def _push(history: Floats | Indices, runs: Indices, newest: Floats | float) -> None:
+    """Put the newest entry first in the histories of some runs; the oldest one is lost."""
+    history[runs, 1:] = history[runs, :-1]
+    history[runs, 0] = newest
 
 
 def schedule_mask(schedules: Sequence[Sequence[int]], num_steps: int) -> Tensor:
@@ -403,7 +393,7 @@ def fit_plans(
     ]
 
 
-def prior_weights(past: Tensor, step: int, *, order: int) -> Tensor:
+def prior_weights(past: Indices, step: int, *, order: int) -> Floats:
     """Weights of the past outputs in the polynomial through the newest, at the present step.
 
     Lagrange's, in the numbers of the steps. With fewer outputs than it needs, of a lower order.
@@ -414,24 +404,24 @@ def prior_weights(past: Tensor, step: int, *, order: int) -> Tensor:
         order: of the polynomial.
 
     Example:
-        >>> prior_weights(torch.tensor([[4, 2, 0], [4, 2, -1], [5, 2, 0]]), 5, order=2)
-        tensor([[ 1.8750, -1.2500,  0.3750],
-                [ 1.5000, -0.5000,  0.0000],
-                [ 1.0000, -0.0000,  0.0000]], dtype=torch.float64)
+        >>> prior_weights(np.array([[4, 2, 0], [4, 2, -1]]), 5, order=2).tolist()
+        [[1.875, -1.25, 0.375], [1.5, -0.5, 0.0]]
     """
-    weights = torch.zeros(past.shape, dtype=torch.float64)
+    weights = np.zeros(past.shape)
+    weights[:, 0] = 1.0
     count = min(order + 1, past.shape[1])
     if count == 1:
-        weights[:, 0] = 1.0
         return weights
-    nodes, there = past[:, :count].double(), past[:, :count] >= 0
-    factors = (step - nodes)[:, None] / (nodes[:, :, None] - nodes[:, None])
-    used = there[:, None] & ~torch.eye(count, dtype=torch.bool)
-    weights[:, :count] = factors.where(used, 1.0).prod(2) * there
+    nodes = past[:, :count].astype(np.float64)
+    there = nodes >= 0
+    gaps = nodes[:, :, None] - nodes[:, None]
+    used = there[:, None] & (gaps != 0)
+    factors = np.divide((step - nodes)[:, None], gaps, out=np.ones_like(gaps), where=used)
+    weights[:, :count] = factors.prod(2) * there
     return weights
 
 
-def solve_ridge(A: Tensor, rhs: Tensor, prior: Tensor, *, ridge: float) -> Tensor:
+def solve_ridge(A: Floats, rhs: Floats, prior: Floats, *, ridge: float) -> Floats:
     """Minimise ``z A z - 2 rhs z + ridge diag(A) (z - prior)^2`` for B steps at once.
 
     The latent's coefficient stays that of the prior.
@@ -445,11 +435,12 @@ def solve_ridge(A: Tensor, rhs: Tensor, prior: Tensor, *, ridge: float) -> Tenso
     Returns:
         The coefficients, (B, 1 + H); 0 for an output that does not exist (a zero row of ``A``).
     """
-    diagonal = A.diagonal(dim1=1, dim2=2)
-    floor = JITTER * diagonal.amax(1, keepdim=True).clamp_min(torch.finfo(A.dtype).tiny)
-    pull = ridge * diagonal + floor
-    A = A + pull.diag_embed()
-    rhs = rhs + pull * prior
-    c = prior[:, :1]
-    a = torch.linalg.solve_ex(A[:, 1:, 1:], rhs[:, 1:] - c * A[:, 1:, 0]).result
-    return torch.cat([c, a], dim=1)
+    diagonal = A.diagonal(axis1=1, axis2=2)
+    floor = JITTER * np.maximum(diagonal.max(1), TINY)
+    pull = ridge * diagonal + floor[:, None]
+    c, n = prior[:, :1], A.shape[1] - 1
+    inner = A[:, 1:, 1:].copy()
+    inner.reshape(-1, n * n)[:, :: n + 1] += pull[:, 1:]
+    b = rhs[:, 1:] + pull[:, 1:] * prior[:, 1:] - c * A[:, 1:, 0]
+    a = np.linalg.solve(inner, b[:, :, None])[:, :, 0]
+    return np.concatenate([c, a], axis=1)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -272,9 +273,9 @@ class RefitStepper:
         target, vectors = self._latents[k + 1].to(x.device), self._history.vectors(x.device)
         steps, groups = self._history.steps, self._fit.groups
         prior = torch.zeros(1 + len(vectors), dtype=torch.float64)
-        weights = prior_weights(torch.tensor([steps]), k, order=self._fit.order)[0]
+        weights = prior_weights(np.array([steps]), k, order=self._fit.order)[0]
         prior[0] = self._nominal[k, 0]
-        prior[1 : 1 + len(steps)] = self._nominal[k, 1] * weights
+        prior[1 : 1 + len(steps)] = self._nominal[k, 1] * torch.from_numpy(weights)
         layout = Layout() if groups == ONE_GROUP else self._find_layout(x)
         z = fit_step(
             self._chosen(x),
@@ -463,4 +464,6 @@ def fit_step(
     if reduce is not None:
         G = reduce(G)
     n = len(vectors) - 1
-    return solve_ridge(G[:, :n, :n], G[:, :n, n], prior.expand(len(G), -1), ridge=ridge)
+    products, wanted = G.cpu().numpy(), prior.expand(len(G), -1).numpy()
+    z = solve_ridge(products[:, :n, :n], products[:, :n, n], wanted, ridge=ridge)
+    return torch.from_numpy(z)
