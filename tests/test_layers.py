@@ -19,7 +19,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 # Layer by layer: the parts of the package, and the other packages that they may import.
 LAYERS: list[tuple[set[str], set[str]]] = [
-    ({"core"}, {"torch"}),
+    ({"core"}, {"torch", "numpy"}),
     ({"formats"}, {"torch", "safetensors", "filelock"}),
     ({"figures"}, {"matplotlib"}),
     ({"hub"}, {"huggingface_hub"}),
@@ -27,7 +27,7 @@ LAYERS: list[tuple[set[str], set[str]]] = [
     ({"models", "integration"}, {"torch", "safetensors", "diffusers", "transformers"}),
     ({"distributed"}, {"torch", "accelerate"}),
     ({"calibration"}, {"torch"}),
-    ({"baselines"}, {"torch", "diffusers", "cache_dit"}),
+    ({"baselines"}, {"torch", "numpy", "diffusers", "cache_dit"}),
     ({"bench"}, {"torch", "diffusers", "safetensors"}),
     ({"report"}, {"torch", "PIL", "matplotlib"}),
     ({"app"}, {"torch", "PIL", "matplotlib", "gradio", "starlette"}),

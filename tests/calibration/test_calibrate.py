@@ -130,7 +130,7 @@ def test_from_end_to_end(pipe: Any, tmp_path: Path, clock: Callable[[], None]) -
     hook.remove()
     after = pipe(HELDOUT[0], generator=noise.manual_seed(3), output_type="pt", **CALL)[0]
     assert torch.equal(before, after)  # nothing of ours is left on the pipeline
-    assert stages == ["profile", "trial", "solve", "refit", "refit", "validate"]
+    assert stages == ["profile", "trial", "refit", "refit", "validate"]
     assert computed(policy) == [STEPS // 2, STEPS // 3]
     for plan, speedup, ahead in zip(policy.plans, SPEEDUPS, (3.0, 2.0), strict=True):
         ours, plain, fewer = plan.validation
