@@ -203,7 +203,7 @@ def test_fits_that_were_made_from_what_is_held_out_are_dropped(
     tiny: Any, ready: Policy, tmp_path: Path
 ) -> None:
     path = tmp_path / "profile.safetensors"
-    fits = (MeasuredFit(4, Fit(ridge=0.1), 1.5),)
+    fits = (MeasuredFit(4, Fit(ridge=0.1), 0.5),)
     replace(ready, fits=fits).save(path)
     call = tiny_call() | {"compute_steps": 4, "refit": False, "profile_path": path}
     kept = calibrate(tiny, TINY_PROMPTS, heldout=TINY_HELDOUT[:1], **call)

@@ -45,13 +45,15 @@ def refitted(
     fitted: Sequence[int] | None = None,
 ) -> tuple[TrajectoryPlan, Tensor]:
     reference = session.reference(runs)
+    weights = torch.zeros(len(runs), dtype=torch.float64)
+    weights[list(range(len(runs)) if fitted is None else fitted)] = 1.0
     return refit_plan(
         session,
         reference,
         STEPS,
         fingerprint=known.fingerprint,
         fit=fit or Fit(),
-        fitted=fitted,
+        weights=weights,
     )
 
 

@@ -101,7 +101,7 @@ def test_statistics_by_group_add_up_to_the_profile(name: str, channels: int) -> 
     prompts = [*TINY_PROMPTS, *TINY_PROMPTS]  # the first two folds have two prompts each
     policy = profile(pipe, prompts, batch_size=10, **call)
     known, found = profile_of(policy), by_group(policy)
-    inner = known.statistics.inner
+    inner = known.weights[:, None, None] * known.statistics.inner
     assert found.groups == known.finest == Groups(channels, bands=3)
     assert known.folds == (0, 1, 2, 3, 4, 5, 6, 7, 0, 1)
     assert found.counts.tolist() == [2, 2, 1, 1, 1, 1, 1, 1]
@@ -109,11 +109,11 @@ def test_statistics_by_group_add_up_to_the_profile(name: str, channels: int) -> 
     for fold in range(8):
         runs = [place for place, mine in enumerate(known.folds) if mine == fold]
         expected = inner[runs][:, kept][:, :, kept].sum(0)
-        torch.testing.assert_close(found.products[fold].sum(0), expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(found.products[fold].sum(0), expected, rtol=1e-9, atol=1e-7)
     for groups in (found.groups, Groups(bands=3), Groups(channels), Groups(channels, bands=2)):
         gram = known.gram(groups)
         assert (gram.num_prompts, gram.groups) == (1, groups.count)
-        torch.testing.assert_close(gram.products.sum(0), inner.mean(0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(gram.products.sum(0), inner.mean(0), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["flux", "wan", "cogvideox"])

@@ -66,6 +66,9 @@ def test_the_refit_is_kept_only_if_it_helps(session: Session, known: Policy) -> 
     assert refitted.predicted_error == solved.predicted_error
 
 
+EVERY = [0, 1, 2, 3]
+
+
 class Poor(PlanSolver):
     """Finds nothing better than to compute the first steps."""
 
@@ -93,13 +96,13 @@ class Script:
         error: of a compute schedule and a fit.
         solved: error of the plan as solved.
         tried: all refits, in order.
-        fitted: places of the runs that each is fitted on; None for all.
+        fitted: places of the runs that each is fitted on.
     """
 
     error: Callable[[Steps, Fit], float]
     solved: float = 100.0
     tried: list[tuple[Steps, Fit]] = field(default_factory=list)
-    fitted: list[list[int] | None] = field(default_factory=list)
+    fitted: list[list[int]] = field(default_factory=list)
 
     def refit(
         self,
@@ -108,11 +111,11 @@ class Script:
         steps: Steps,
         *,
         fit: Fit,
-        fitted: list[int] | None = None,
+        weights: Tensor,
         **_: Any,
     ) -> tuple[TrajectoryPlan, Tensor]:
         self.tried.append((steps, fit))
-        self.fitted.append(fitted)
+        self.fitted.append(weights.nonzero().flatten().tolist())
         z = torch.zeros(reference.schedule.num_steps, fit.groups.count, 1 + fit.history)
         z = torch.cat([z, z[..., 1:]], dim=-1).double() if fit.branch else z.double()
         plan = TrajectoryPlan(steps, z, fit.groups, branch=fit.branch)
@@ -173,7 +176,7 @@ def test_all_parts_of_a_fit_are_tried(scripted: Callable[..., FittedPlan]) -> No
         first,
     ]
     # One half; the best with the halves exchanged, and on all.
-    assert script.fitted == [[0, 2]] * 12 + [[1, 3], None]
+    assert script.fitted == [[0, 2]] * 12 + [[1, 3], EVERY]
     assert (found.compute_steps, found.measured_error) == (POOR, pytest.approx(1.0))
     assert found.predicted_error == 1.0  # as solved
 
@@ -188,7 +191,7 @@ def test_all_parts_may_be_better(scripted: Callable[..., FittedPlan]) -> None:
     script = Script(error)
     found = scripted(script)
     assert script.tried[-1] == (UNIFORM, best)
-    assert script.fitted[-1] is None
+    assert script.fitted[-1] == EVERY
     assert found.measured_error == pytest.approx(1 / 16)
     assert isinstance(found.plan, TrajectoryPlan)
     assert found.compute_steps == UNIFORM
@@ -203,7 +206,7 @@ def test_the_plan_as_solved_is_kept_if_no_refit_is_better(
     found = scripted(script)
     expected = Poor(tiny_known).solve(profile_of(tiny_known).schedule, 3)
     assert torch.equal(coefficients(found), coefficients(expected)) == kept
-    assert (None in script.fitted) == (not kept)
+    assert (EVERY in script.fitted) == (not kept)
     assert found.measured_error == pytest.approx(min(solved, 1.0))
 
 

@@ -326,7 +326,7 @@ def test_plans_are_run_on_other_prompts_than_they_are_fitted_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     script = scripted(valley(START))
-    known = profile_of(tiny_known).statistics
+    known = profile_of(tiny_known)
     fitted: list[Tensor] = []
     ran: list[tuple[ProfiledPrompt, ...]] = []
 
@@ -346,8 +346,8 @@ def test_plans_are_run_on_other_prompts_than_they_are_fitted_on(
         held = [tuple(TINY_RUNS[k] for k in half) for half in halves]
         assert [ran.count(half) for half in held] == [len(ran) - 3, 3]  # exchanged for each budget
         for products, half in zip(fitted, map(held.index, ran), strict=True):
-            rest = [k for k in range(5) if k not in halves[half]]
-            assert torch.equal(products, known.select(rest).gram.products)
+            rest = [TINY_RUNS[k] for k in range(5) if k not in halves[half]]
+            assert torch.equal(products, known.select(rest).run_grams().products)
 
 
 def test_the_rest_of_a_profile_are_whole_folds(tiny_known: Policy) -> None:

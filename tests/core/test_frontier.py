@@ -188,14 +188,36 @@ def test_the_shortest_runs(num_steps: int) -> None:
     assert flow.error(points[-1].plan) < 1e-6
 
 
+def test_a_prompt_that_diverges_counts_as_one_of_many(mild: Bench) -> None:
+    """One of 16 has errors a thousand times as large: the expected ones grow as its logarithm."""
+    gram, schedule = mild.gram, spread_schedule(30, 8, {0})
+    factors = torch.ones(16, dtype=torch.float64)
+    factors[5] = 1e6  # of squares
+    worse = Gram(gram.products * factors[:, None, None])
+    plain, wild = (
+        leave_out_errors(each, mild.nominal, schedules=[schedule], fit=Fit(ridge=PLAIN)).item()
+        for each in (gram, worse)
+    )
+    assert wild / plain == pytest.approx(1e3 ** (1 / 16))
+
+
+def test_many_prompts_are_simulated_as_means(mild: Bench) -> None:
+    """Every prompt four times is every prompt once."""
+    schedules = [spread_schedule(30, n, {0}) for n in (5, 10)]
+    many = Gram(mild.gram.products.repeat(4, 1, 1))
+    found = leave_out_errors(many, mild.nominal, schedules=schedules, fit=Fit(ridge=PLAIN))
+    once = leave_out_errors(mild.gram, mild.nominal, schedules=schedules, fit=Fit(ridge=PLAIN))
+    torch.testing.assert_close(found, once)
+
+
 def test_left_out_prompts_are_left_out(mild: Bench) -> None:
     """With two prompts the error is that of each under the plan of the other."""
     pair, one, two = (mild.statistics.select(some).gram for some in ([0, 1], [0], [1]))
     schedule, fit = spread_schedule(30, 8, {0}), Fit(ridge=1e-3)
-    expected = 0.0
+    expected = 1.0
     for fitted, evaluated in ((one, two), (two, one)):
         (plan,) = fit_plans(fitted, mild.nominal, schedules=[schedule], fit=fit)
-        expected += predicted_errors(evaluated, mild.nominal, plan=plan)[0, -1].item() ** 2 / 2
+        expected *= predicted_errors(evaluated, mild.nominal, plan=plan)[0, -1].item()
     found = leave_out_errors(pair, mild.nominal, schedules=[schedule], fit=fit)
     assert found.item() == pytest.approx(expected**0.5, rel=1e-6)
 

@@ -17,6 +17,7 @@ from ertacache.core.gram import (
     Schedule,
     Trajectory,
     close,
+    fit_weights,
     gram_of,
     interpolation_rows,
     profile_run,
@@ -190,6 +191,29 @@ def test_the_rate_of_change_of_a_group_is_that_of_its_outputs_over_the_whole_lat
             own = v[:, rows].flatten(1).sum(1)
             torch.testing.assert_close(rate[:, group, k], own / x, rtol=1e-9, atol=0)
     torch.testing.assert_close(rate.sum(1), whole.output_rate())
+
+
+def test_weights_are_the_inverse_of_what_plain_reuse_costs() -> None:
+    """One element, two steps: the second output differs from the first by 3, 1 and 0."""
+    runs = torch.tensor([[4.0, 7.0], [4.0, 5.0], [4.0, 4.0]], dtype=torch.float64)
+    start, nominal = torch.full((3, 1), 2.0).double(), torch.tensor([[1.0, -0.5], [1.0, -0.25]])
+    latents = [start, start - 0.5 * runs[:, :1]]
+    latents.append(latents[1] - 0.25 * runs[:, 1:])
+    statistics = profile_run(Trajectory(tuple(latents), tuple(runs[:, :, None].unbind(1))))
+    found = fit_weights(statistics.gram, nominal.double())
+    assert found[:2].tolist() == pytest.approx([1 / 0.75**2, 1 / 0.25**2])
+    # The third costs nothing: as much as a thousandth of its final latent, which is -1.
+    assert found[2].item() == pytest.approx(1e6)
+
+
+def test_weights_change_the_mean_but_no_geometric_mean() -> None:
+    gram = Gram(torch.eye(3, dtype=torch.float64)[None] * torch.tensor([1.0, 4.0])[:, None, None])
+    found = gram.weighted(torch.tensor([8.0, 2.0], dtype=torch.float64))
+    assert found.squares[:, 0].tolist() == pytest.approx([2.0, 2.0])
+    assert found.squares[:, 0].log().mean() == pytest.approx(gram.squares[:, 0].log().mean())
+    divided = Gram(torch.ones(4, 3, 3, dtype=torch.float64), groups=2)
+    found = divided.weighted(torch.tensor([8.0, 2.0], dtype=torch.float64))
+    assert found.squares[:, 0].tolist() == pytest.approx([2.0, 2.0, 0.5, 0.5])
 
 
 def test_rows_of_a_run_make_its_vectors_of_start_and_outputs() -> None:

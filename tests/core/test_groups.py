@@ -159,6 +159,18 @@ def test_statistics_of_folds_are_those_of_the_profile() -> None:
     assert statistics.counts.tolist() == [2, 1, *[0] * (FOLDS - 2)]
 
 
+def test_statistics_with_weights_are_weighted_sums() -> None:
+    start, output, folds = noise((3, 2, 4, 4)), noise((3, 2, 4, 4), 1), [0, 1, 0]
+    found = GroupStatistics.of(start, [output], IMAGE, folds=folds, weights=[2.0, 3.0, 0.5])
+    each = [
+        GroupStatistics.of(start[k : k + 1], [output[k : k + 1]], IMAGE, folds=[folds[k]])
+        for k in range(3)
+    ]
+    expected = 2 * each[0].products + 3 * each[1].products + each[2].products / 2
+    torch.testing.assert_close(found.products, expected)
+    assert found.counts.tolist()[:2] == [2, 1]
+
+
 def test_statistics_of_parts_add_up() -> None:
     start, output = noise((4, 2, 4, 4)), noise((4, 2, 4, 4), 1)
     whole = GroupStatistics.of(start, [output], IMAGE, folds=[0, 1, 2, 0])

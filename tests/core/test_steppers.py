@@ -251,9 +251,10 @@ def test_the_refitted_plan_runs_as_it_was_fitted(mild: Bench, fit: Fit) -> None:
 
 def test_prompts_that_are_not_fitted_on_run_along(mild: Bench) -> None:
     latents, fitted = mild.reference.latents, torch.tensor([1, 2, 5, 11])
+    weights = torch.zeros(16, dtype=torch.float64).index_fill(0, fitted, 1.0)
     steps, nominal, fit = (0, 5, 11, 20), mild.nominal, Fit()
     part = [x[fitted] for x in latents]
-    some = RefitStepper(latents, compute_steps=steps, nominal=nominal, fit=fit, fitted=fitted)
+    some = RefitStepper(latents, compute_steps=steps, nominal=nominal, fit=fit, weights=weights)
     only = RefitStepper(part, compute_steps=steps, nominal=nominal, fit=fit)
     assert bool((some.distances == torch.inf).all())
     run(mild.flow.velocity, latents[0], some, sigmas=mild.sigmas)
@@ -275,14 +276,15 @@ def test_two_batches_that_add_up_are_one(
     parts, both = [torch.empty(0)] * 2, threading.Barrier(2)
 
     def refit(batch: slice, reduce: Callable[[Tensor], Tensor] | None) -> RefitStepper:
-        inside = range(16)[batch]
-        chosen = [k - inside[0] for k in fitted or inside if k in inside]
+        weights = torch.zeros(16, dtype=torch.float64)
+        for place in fitted or range(16):
+            weights[place] = 1.0 + place
         stepper = RefitStepper(
             [x[batch] for x in latents],
             compute_steps=(0, 5, 11, 20),
             nominal=mild.nominal,
             fit=fit,
-            fitted=torch.tensor(chosen, dtype=torch.long),
+            weights=weights[batch],
             reduce=reduce,
         )
         run(mild.flow.velocity, latents[0][batch], stepper, sigmas=mild.sigmas)
@@ -315,6 +317,20 @@ def test_a_fitted_step_by_hand() -> None:
     for ridge, a in ((0.0, -2.0), (1.0, -1.5), (1e9, -1.0)):
         z = fit_step(x, [v], target, prior=nominal, ridge=ridge)
         assert z[0].tolist() == pytest.approx([1.0, a])
+
+
+@pytest.mark.parametrize("groups", [ONE_GROUP, Groups(channels=2)], ids=["one group", "groups"])
+def test_a_weight_of_2_is_a_prompt_that_is_there_twice(groups: Groups) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, v, target = torch.randn(3, 2, 2, 6, generator=generator)
+    prior = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    weights = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    fit = {"prior": prior, "ridge": 0.1, "groups": groups}
+    found = fit_step(x, [v], target, weights=weights, **fit)
+    twice = [0, 1, 1]
+    expected = fit_step(x[twice], [v[twice]], target[twice], **fit)
+    torch.testing.assert_close(found, expected)
+    assert not torch.allclose(found, fit_step(x, [v], target, **fit))
 
 
 def test_a_fitted_step_with_groups_fits_each_of_them() -> None:

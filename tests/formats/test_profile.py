@@ -322,6 +322,22 @@ def test_the_groups_of_a_profile_add_up_to_the_whole_latent() -> None:
     torch.testing.assert_close(profile.gram(ONE_GROUP).products, whole)
 
 
+def test_every_run_counts_by_the_inverse_of_what_plain_reuse_costs_it() -> None:
+    profile = measured([0, 1, 1])
+    d, (_, outputs) = profile.schedule.nominal[:, 1], noise(3)
+    costs = [
+        sum(d[k] ** 2 * (outputs[k] - outputs[k - 1])[p].square().mean() for k in range(1, 4))
+        for p in range(3)
+    ]
+    torch.testing.assert_close(
+        profile.weights, 1 / torch.stack([torch.as_tensor(c) for c in costs])
+    )
+    grams = profile.run_grams().products / profile.statistics.gram.products
+    torch.testing.assert_close(
+        grams[:, 0, 0] / grams[0, 0, 0], profile.weights / profile.weights[0]
+    )
+
+
 def test_the_gram_matrices_of_groups_on_another_schedule_are_resampled() -> None:
     profile = measured([0, 1, 1])
     d = sigma_schedule(3).diff()

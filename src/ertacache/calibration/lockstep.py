@@ -101,7 +101,7 @@ def refit_plan(
     *,
     fingerprint: Fingerprint,
     fit: Fit,
-    fitted: Sequence[int] | None = None,
+    weights: Tensor | None = None,
 ) -> tuple[TrajectoryPlan, Tensor]:
     """Refit a compute schedule in closed loop.
 
@@ -111,15 +111,16 @@ def refit_plan(
         compute_steps: the computed steps.
         fingerprint: of the policy.
         fit: history and ridge.
-        fitted: places of the runs that are fitted on; the others run along. None fits on all.
+        weights: how much each run counts in the fit, shape (P,), float64; those of weight 0 run
+            along. By default all count alike.
 
     Returns:
         The plan, and the distance of every prompt to its full run under it, shape (P,).
     """
-    chosen = sorted(range(len(reference.runs)) if fitted is None else fitted)
+    counted = torch.ones(len(reference.runs)) if weights is None else weights
     blank = _blank(compute_steps, reference, fit)  # its coefficients are not used; the steps are
-    work = _Refit(session, reference, _policy(fingerprint, blank, reference), fit, chosen)
-    facts = [asdict(fit), list(compute_steps), chosen, reference.schedule.sigmas.tolist()]
+    work = _Refit(session, reference, _policy(fingerprint, blank, reference), fit, counted)
+    facts = [asdict(fit), list(compute_steps), counted.tolist(), reference.schedule.sigmas.tolist()]
     found = session.sharing.once("refit", reference.runs, work.run, facts=facts)
     plan = TrajectoryPlan(blank.compute_steps, found["coefficients"], fit.groups, branch=fit.branch)
     return plan, found["distances"]
@@ -134,14 +135,14 @@ class _Refit:
         reference: the full runs of all prompts.
         policy: with the compute schedule.
         fit: history and ridge.
-        fitted: places of the runs that are fitted on.
+        weights: how much each run counts in the fit.
     """
 
     session: Session
     reference: Reference
     policy: Policy
     fit: Fit
-    fitted: Sequence[int]
+    weights: Tensor
 
     def run(self) -> Record:
         """Coefficients and distances, exchanged between all processes."""
@@ -174,15 +175,13 @@ class _Refit:
         return found
 
     def _stepper(self, batch: Sequence[ProfiledPrompt], meeting: _Meeting) -> RefitStepper:
-        reference, fitted = self.reference, set(self.fitted)
-        places = reference.places(batch)
-        mine = torch.tensor([k for k, place in enumerate(places) if place in fitted]).long()
+        reference, places = self.reference, self.reference.places(batch)
         return RefitStepper(
             reference.latents.select(places),
             compute_steps=self.policy.default.compute_steps,
             nominal=reference.schedule.nominal,
             fit=self.fit,
-            fitted=mine,
+            weights=self.weights[places],
             layout=reference.find_layout,
             reduce=meeting.add,
         )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import ertacache
-from ertacache.core.gram import RunStatistics, Schedule, Trajectory, profile_run
+from ertacache.core.gram import RunStatistics, Schedule, Trajectory, fit_weights, profile_run
 from ertacache.core.groups import FOLDS, GroupStatistics, Layout
 from ertacache.core.sampler import Denoise, Euler, SolverFactory
 from ertacache.core.steppers import combine
@@ -279,7 +279,13 @@ def profile_trajectory(
     """
     statistics, by_group = _statistics(run), None
     if layout is not None:
-        by_group = GroupStatistics.of(run.latents[0], run.outputs, layout, folds=list(folds))
+        by_group = GroupStatistics.of(
+            run.latents[0],
+            run.outputs,
+            layout,
+            folds=list(folds),
+            weights=fit_weights(statistics.gram, schedule.nominal).tolist(),
+        )
     return Profile(schedule, statistics, tuple(runs), tuple(expert_steps), tuple(folds), by_group)
 
 

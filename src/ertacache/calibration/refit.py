@@ -274,18 +274,31 @@ class _Trials:
 
     def refit(self, steps: tuple[int, ...], fit: Fit) -> Tensor:
         """Distances of one half under a compute schedule refitted on the other."""
-        places = self.reference.places(self.fitted)
-        facts = self.policy.fingerprint
-        _, found = refit_plan(
-            self.session, self.reference, steps, fingerprint=facts, fit=fit, fitted=places
-        )
+        _, found = self._refit(steps, fit, self.fitted)
         return found[self.reference.places(self.others)]
 
     def refit_all(self, steps: tuple[int, ...], fit: Fit) -> TrajectoryPlan:
         """The plan refitted on all prompts."""
-        facts = self.policy.fingerprint
-        plan, _ = refit_plan(self.session, self.reference, steps, fingerprint=facts, fit=fit)
+        plan, _ = self._refit(steps, fit, self.reference.runs)
         return plan
+
+    def _refit(
+        self, steps: tuple[int, ...], fit: Fit, runs: Sequence[ProfiledPrompt]
+    ) -> tuple[TrajectoryPlan, Tensor]:
+        """The plan refitted on some runs, and the distances of all."""
+        profile = profile_of(self.policy)
+        known = dict(zip(profile.runs, profile.weights.tolist(), strict=True))
+        weights = torch.zeros(len(self.reference.runs), dtype=torch.float64)
+        for place, run in zip(self.reference.places(runs), runs, strict=True):
+            weights[place] = known[run]
+        return refit_plan(
+            self.session,
+            self.reference,
+            steps,
+            fingerprint=self.policy.fingerprint,
+            fit=fit,
+            weights=weights,
+        )
 
     def open_loop(self, budget: int) -> Tensor:
         """Distances of one half under a plan solved from the rest of the profile."""

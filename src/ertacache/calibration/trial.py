@@ -345,7 +345,7 @@ class _Trial:
     def _run(self, known: MeasuredFit, **search: Any) -> _Candidate:
         """Solve a plan, with further arguments of ``solve_frontier``, and run it."""
         point = solve_frontier(
-            self.part.statistics.gram,
+            self.part.run_grams(),
             self.part.schedule.nominal,
             measured=[known],
             pinned=self.part.expert_steps,

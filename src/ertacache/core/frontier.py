@@ -41,6 +41,7 @@ PLAIN = 1e6
 RIDGES = (1e-3, 1e-2, 1e-1, 1.0, PLAIN)  # candidates, if none was measured
 LONE_RIDGE = 1e-2  # with a single prompt nothing can be left out
 FOLDS = 8
+HELD = 32  # prompts that are simulated on their own; with more of them, means. A multiple of FOLDS
 
 LENDERS = 3  # budgets beyond those that a fit is for, searched along
 
@@ -353,15 +354,18 @@ def leave_out_errors(
     """Expected final error of each schedule on prompts left out of the fit, shape (S,).
 
     Prompts are left out one by one, or in eight groups when there are more. A single prompt cannot
-    be left out: its error is that of the fit itself.
+    be left out: its error is that of the fit itself. Of their errors the geometric mean is taken,
+    as of measured ones (``typical_distance``).
     """
-    P = gram.num_prompts
-    folds = min(P, FOLDS)
-    held, rest, size = gram.folds(folds)
-    mask = schedule_mask(schedules, gram.num_steps).repeat_interleave(folds, 0)
-    which = torch.arange(folds).repeat(len(schedules))
-    # Plain reuse is the same whatever it is fitted on.
-    plain = fit.ridge >= PLAIN
-    z = None if plain else System(rest, nominal, fit, response).simulate(mask, which).coefficients
-    errors = System(held, nominal, fit, response).simulate(mask, which, z).errors[:, -1]
-    return (errors.view(-1, folds).square() * (size / P)).sum(1).sqrt()
+    folds, held = (min(gram.num_prompts, count) for count in (FOLDS, HELD))
+    mask, S = schedule_mask(schedules, gram.num_steps), len(schedules)
+    z = None
+    if fit.ridge < PLAIN:  # plain reuse is the same whatever it is fitted on
+        rest = System(gram.folds(folds)[1], nominal, fit, response)
+        each = rest.simulate(mask.repeat_interleave(folds, 0), torch.arange(folds).repeat(S))
+        by_fold = each.coefficients.view(S, folds, *each.coefficients.shape[1:])
+        z = by_fold[:, torch.arange(held) % folds].flatten(0, 1)
+    one = System(gram.folds(held)[0], nominal, fit, response)
+    found = one.simulate(mask.repeat_interleave(held, 0), torch.arange(held).repeat(S), z)
+    errors = found.errors[:, -1].clamp_min(torch.finfo(torch.float64).tiny)
+    return errors.view(S, held).log().mean(1).exp()

@@ -31,6 +31,7 @@ __all__ = [
     "RunStatistics",
     "Schedule",
     "Trajectory",
+    "fit_weights",
     "gram_of",
     "interpolation_rows",
     "profile_run",
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 CHUNK = 1 << 16  # elements cast to float64 at a time: bounds memory for any latent
+NEGLIGIBLE = 1e-3  # an error, as a share of the latent: smaller ones do not show
 NODES = 4  # profiled outputs that an output at another noise level is interpolated from
 TOLERANCE = 1e-4  # of the largest entry: other hardware rounds, another shift is far above
 
@@ -214,6 +216,16 @@ class Gram:
         rate = v.clamp_min(0) / x.clamp_min(torch.finfo(x.dtype).tiny)
         return torch.cat([torch.zeros_like(squares[:, :1]), rate.where(x > 0, 0.0)], dim=1)
 
+    def weighted(self, weights: Tensor) -> Gram:
+        """The matrices of every prompt times its weight, whose geometric mean is made 1.
+
+        So the geometric mean of errors over prompts is as without weights.
+        """
+        factors = weights / weights.log().mean().exp()
+        return Gram(
+            self.products * factors.repeat_interleave(self.groups)[:, None, None], self.groups
+        )
+
     def combined(self, rows: Tensor) -> Gram:
         """Products of combinations of the vectors: ``W G W^T`` for the rows of W, (R', R)."""
         return Gram(_symmetric(rows @ self.products @ rows.mT), self.groups)
@@ -337,6 +349,24 @@ def profile_run(run: Trajectory) -> RunStatistics:
     if total is None:
         raise ValueError("the run's latents have no elements")
     return total
+
+
+def fit_weights(gram: Gram, nominal: Tensor) -> Tensor:
+    """How much each prompt counts in a fit, shape (P,): plain reuse costs all of them the same.
+
+    The inverse of the squared error that it adds, reusing every output for one step. Without
+    weights the few prompts that change fastest, as with a strong guidance, would decide alone.
+    Errors below a thousandth of the final latent count as that.
+
+    Args:
+        gram: of full runs, one group.
+        nominal: the scheduler's first-order update, shape (T, 2).
+    """
+    T, squares = gram.num_steps, gram.squares
+    moved = squares[:, 1:] + squares[:, :-1] - 2 * gram.products.diagonal(1, dim1=1, dim2=2)
+    error = (nominal[1:, 1].square() * moved[:, T + 1 :].clamp_min(0)).sum(1)
+    least = (NEGLIGIBLE**2 * squares[:, T]).clamp_min(torch.finfo(torch.float64).tiny)
+    return 1 / error.maximum(least)
 
 
 def interpolation_rows(nodes: Tensor, at: Tensor) -> Tensor:

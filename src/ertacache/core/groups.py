@@ -338,7 +338,8 @@ class GroupStatistics:
 
     Attributes:
         groups: the finest groups.
-        products: sums over the prompts of a fold, shape (folds, groups, T + 1, T + 1), float64.
+        products: sums over the prompts of a fold, each times its weight, shape
+            (folds, groups, T + 1, T + 1), float64.
         counts: number of prompts of every fold, int64, shape (folds,).
     """
 
@@ -361,7 +362,13 @@ class GroupStatistics:
 
     @classmethod
     def of(
-        cls, start: Tensor, outputs: Sequence[Tensor], layout: Layout, *, folds: Sequence[int]
+        cls,
+        start: Tensor,
+        outputs: Sequence[Tensor],
+        layout: Layout,
+        *,
+        folds: Sequence[int],
+        weights: Sequence[float] | None = None,
     ) -> GroupStatistics:
         """The statistics of full runs.
 
@@ -370,12 +377,14 @@ class GroupStatistics:
             outputs: v_0 ... v_{T-1}, like it.
             layout: of the latents.
             folds: fold of every prompt.
+            weights: how much each counts; by default all count alike.
         """
         groups = finest_groups(start, layout)
         found = group_products([start, *outputs], groups, layout)
         products = torch.zeros(FOLDS, *found.shape[1:], dtype=torch.float64)
-        for products_of_prompt, fold in zip(found, folds, strict=True):  # in the order of prompts
-            products[fold] += products_of_prompt
+        counted = [1.0] * len(found) if weights is None else weights
+        for one, fold, weight in zip(found, folds, counted, strict=True):  # in the order of prompts
+            products[fold] += weight * one
         products = (products + products.mT) / 2
         return cls(groups, products, torch.bincount(torch.tensor(folds), minlength=FOLDS))
 

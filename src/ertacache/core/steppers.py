@@ -231,7 +231,7 @@ class RefitStepper:
         compute_steps: Sequence[int],
         nominal: Tensor,
         fit: Fit,
-        fitted: Tensor | None = None,
+        weights: Tensor | None = None,
         layout: FindLayout = default_layout,
         reduce: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
@@ -242,8 +242,8 @@ class RefitStepper:
             compute_steps: the computed steps.
             nominal: the scheduler's first-order update, shape (T, 2).
             fit: history, ridge, groups.
-            fitted: numbers of the prompts that are fitted on; the others run along. None fits on
-                all.
+            weights: how much each prompt counts in the fit, shape (P,), float64; those of weight
+                0 run along. By default all count alike.
             layout: finds the layout of the latents, if there are groups.
             reduce: adds up the inner products of several batches of prompts.
         """
@@ -251,7 +251,8 @@ class RefitStepper:
         columns = 1 + fit.history * (2 if fit.branch else 1)
         z = torch.zeros(len(nominal), fit.groups.count, columns, dtype=torch.float64)
         self._plan = TrajectoryPlan(steps, z, fit.groups, branch=fit.branch)
-        self._latents, self._nominal, self._fit, self._fitted = latents, nominal, fit, fitted
+        self._latents, self._nominal, self._fit = latents, nominal, fit
+        self._weights = torch.ones(len(latents[0])) if weights is None else weights
         self._reduce, self._find_layout = reduce, layout
         self._history = History(fit.history, branch=fit.branch)
         self.num_steps = len(nominal)
@@ -281,6 +282,7 @@ class RefitStepper:
             self._chosen(x),
             [self._chosen(output) for output in vectors],
             self._chosen(target),
+            weights=self._weights[self._weights > 0],
             prior=prior,
             ridge=self._fit.ridge,
             groups=groups,
@@ -300,7 +302,7 @@ class RefitStepper:
         return reached
 
     def _chosen(self, batch: Tensor) -> Tensor:
-        return batch if self._fitted is None else batch[self._fitted.to(batch.device)]
+        return batch[(self._weights > 0).to(batch.device)]
 
     def plan(self) -> TrajectoryPlan:
         """The plan that was fitted."""
@@ -431,6 +433,7 @@ def fit_step(
     *,
     prior: Tensor,
     ridge: float,
+    weights: Tensor | None = None,
     groups: Groups = ONE_GROUP,
     layout: Layout | None = None,
     reduce: Callable[[Tensor], Tensor] | None = None,
@@ -443,6 +446,7 @@ def fit_step(
         target: the reference latents of the next step.
         prior: the coefficients that the ridge pulls towards, shape (1 + h,); the first is kept.
         ridge: the pull, as a fraction of the Gram diagonal.
+        weights: how much each prompt counts, shape (P,); by default all count alike.
         groups: parts of the latent that have coefficients of their own.
         layout: of the latents, if there are groups.
         reduce: adds up the inner products of several batches.
@@ -458,12 +462,17 @@ def fit_step(
     """
     vectors = [sample, *outputs, target]
     if groups == ONE_GROUP:
-        G = sample.numel() * gram_of([vector.flatten() for vector in vectors])[None]
+        n = len(vectors)
+        each = [gram_of([row.flatten() for row in rows]) for rows in zip(*vectors, strict=True)]
+        products = torch.stack(each) if each else torch.zeros(0, n, n, dtype=torch.float64)
+        products = products[:, None]
     else:
-        G = group_products(vectors, groups, layout or Layout()).sum(0)
+        products = group_products(vectors, groups, layout or Layout())
+    counted = torch.ones(len(sample)) if weights is None else weights
+    G = (counted.double()[:, None, None, None] * products).sum(0)
     if reduce is not None:
         G = reduce(G)
     n = len(vectors) - 1
-    products, wanted = G.cpu().numpy(), prior.expand(len(G), -1).numpy()
-    z = solve_ridge(products[:, :n, :n], products[:, :n, n], wanted, ridge=ridge)
+    A, wanted = G.cpu().numpy(), prior.expand(len(G), -1).numpy()
+    z = solve_ridge(A[:, :n, :n], A[:, :n, n], wanted, ridge=ridge)
     return torch.from_numpy(z)

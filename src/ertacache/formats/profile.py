@@ -14,7 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ertacache.core.gram import Gram, RunStatistics, Schedule, resampling_rows, run_rows
+from ertacache.core.gram import (
+    Gram,
+    RunStatistics,
+    Schedule,
+    fit_weights,
+    resample,
+    resampling_rows,
+    run_rows,
+)
 from ertacache.core.groups import (
     FOLDS,
     MAX_BANDS,
@@ -103,8 +111,8 @@ class Profile:
         expert_steps: steps after 0 at which another network of the pipeline takes over; they must
             be computed. Empty for pipelines with one network.
         folds: fold of every run, 0 to 7; by default they take turns.
-        by_group: inner products by group, added up over the runs of a fold; None if the layout of
-            the latents is not known.
+        by_group: inner products by group, added up over the runs of a fold with their weights;
+            None if the layout of the latents is not known.
     """
 
     schedule: Schedule
@@ -147,8 +155,20 @@ class Profile:
         """The finest groups that it knows; None if none."""
         return None if self.by_group is None else self.by_group.groups
 
+    @property
+    def weights(self) -> Tensor:
+        """How much each run counts in a fit, shape (P,)."""
+        return fit_weights(self.statistics.gram, self.schedule.nominal)
+
+    def run_grams(self, run: Schedule | None = None) -> Gram:
+        """The weighted Gram matrices of all runs, on its own schedule or another."""
+        gram = self.statistics.gram.weighted(self.weights)
+        return gram if run is None else resample(gram, self.schedule, run)
+
     def gram(self, groups: Groups, run: Schedule | None = None) -> Gram:
         """The mean Gram matrices of some groups, of full runs on its own schedule or another.
+
+        Weighted, and but for a factor that all of them share.
 
         Raises:
             PolicyError: if the profile does not know them.

@@ -26,7 +26,7 @@ from ertacache.core.frontier import (
     leave_out_errors,
     solve_frontier,
 )
-from ertacache.core.gram import Gram, Schedule, resample, resample_response
+from ertacache.core.gram import Gram, Schedule, resample_response
 from ertacache.core.groups import ONE_GROUP
 from ertacache.core.paper import reuse_distances, sweep_profile
 from ertacache.core.plans import TrajectoryPlan
@@ -211,8 +211,7 @@ class PlanSolver:
         return resample_response(measured, self.profile.schedule, schedule)
 
     def _run(self, schedule: Schedule) -> _Run:
-        gram = resample(self.profile.statistics.gram, self.profile.schedule, schedule)
-        return _Run(schedule, gram, self.response(schedule))
+        return _Run(schedule, self.profile.run_grams(schedule), self.response(schedule))
 
     def _fit_plan(self, run: _Run, steps: Steps, fit: Fit) -> TrajectoryPlan:
         gram = run.gram
@@ -286,26 +285,37 @@ class PlanSolver:
     def _better_than_plain(self, run: _Run, point: FrontierPoint) -> FrontierPoint | None:
         """The point, with a ridge that is strong enough to beat plain reuse; None if none is.
 
-        Compared as simulated: what was measured corrects both. A plain polynomial is not compared:
-        it was measured to be better.
+        A plain polynomial is not compared: it was measured to be better.
         """
         fit, steps = point.fit, point.plan.compute_steps
         if fit.ridge >= PLAIN and fit.order > 0:
             return point
-        pinned = self.pinned(run.schedule)
-        uniform = spread_schedule(run.schedule.num_steps, len(steps), pinned)
-        limit = run.error(uniform, replace(fit, ridge=PLAIN, order=0))
-        first = error = point.simulated_error
+        fits = self.fits(run.schedule)
+        ratio = choose_fits(fits, [point.computed])[0].error_ratio if fits else 1.0
+        limit, error = self._plain_error(run, point), point.simulated_error * ratio
         while not error < limit:
             if fit.ridge >= PLAIN:
                 return None
             fit = replace(fit, ridge=max(10 * fit.ridge, 1e-3))
-            error = run.error(steps, fit)
+            error = run.error(steps, fit) * ratio
         if fit == point.fit:
             return point
         plan = self._fit_plan(run, steps, fit)
-        ratio = point.predicted_error / first if first > 0 else 1.0
-        return FrontierPoint(plan, fit, error * ratio, error)
+        return FrontierPoint(plan, fit, error, error / ratio)
+
+    def _plain_error(self, run: _Run, point: FrontierPoint) -> float:
+        """Error of plain reuse with as many computed steps as a point has.
+
+        Where fits were measured, it is simulated with the response, which was measured on plain
+        reuse: errors in any direction make it look far worse than it is. Otherwise with the
+        assumptions that the point was simulated with.
+        """
+        pinned, computed = self.pinned(run.schedule), point.computed
+        uniform = spread_schedule(run.schedule.num_steps, computed, pinned)
+        plain = replace(point.fit, ridge=PLAIN, order=0)
+        if self.policy.fits:
+            plain = replace(plain, response=run.response is not None, sensitivity=0.0)
+        return run.error(uniform, plain)
 
 
 def _fitted(point: FrontierPoint, schedule: Schedule) -> FittedPlan:
@@ -346,7 +356,7 @@ def profile_frontier(
     profile = profile_of(policy)
     lambdas = sweep_profile(*reuse_distances(profile.statistics, "residual"))
     return solve_frontier(
-        profile.statistics.gram,
+        profile.run_grams(),
         profile.schedule.nominal,
         budgets=[len(steps) for steps in given] if given else budgets,
         measured=known_fits(policy),
