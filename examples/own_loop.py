@@ -13,7 +13,7 @@ PROMPTS = ["a small cat on a blue background", "a large lemon on a red backgroun
 SIGMAS = torch.linspace(1, 0, 21)
 
 
-def denoise_for(prompt, guidance_scale=7.0):
+def denoise_for(prompt, guidance_scale=3.0):
     """The network with its conditioning, as a function of the latent and its noise level."""
     text, empty = PARTS.encode_prompt(prompt)
     both = text.join(empty)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import pytest
 import torch
@@ -80,7 +81,11 @@ def test_given_schedules_are_not_searched(mild: Bench) -> None:
         assert [point.plan.compute_steps for point in found.points] == given
         for point in found.points:
             error = leave_out_errors(
-                mild.gram, mild.nominal, schedules=[point.plan.compute_steps], fit=point.fit
+                mild.gram,
+                mild.nominal,
+                schedules=[point.plan.compute_steps],
+                fit=point.fit,
+                careful=not measured,
             )
             assert point.simulated_error == pytest.approx(error.item(), rel=1e-6)
 
@@ -199,6 +204,22 @@ def test_a_prompt_that_diverges_counts_as_one_of_many(mild: Bench) -> None:
         for each in (gram, worse)
     )
     assert wild / plain == pytest.approx(1e3 ** (1 / 16))
+
+
+def test_a_careful_error_is_the_root_mean_square_over_prompts(mild: Bench) -> None:
+    schedule, fit = spread_schedule(30, 8, {0}), Fit(ridge=PLAIN)
+    each = [
+        leave_out_errors(Gram(one[None]), mild.nominal, schedules=[schedule], fit=fit).item()
+        for one in mild.gram.products
+    ]
+    for careful, expected in (
+        (True, statistics.mean(e**2 for e in each) ** 0.5),
+        (False, statistics.geometric_mean(each)),
+    ):
+        found = leave_out_errors(
+            mild.gram, mild.nominal, schedules=[schedule], fit=fit, careful=careful
+        )
+        assert found.item() == pytest.approx(expected)
 
 
 def test_many_prompts_are_simulated_as_means(mild: Bench) -> None:

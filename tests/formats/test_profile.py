@@ -61,7 +61,7 @@ def test_round_trip_is_exact(num_steps: int, num_runs: int, groups: Groups | Non
 def test_fifty_steps_and_64_prompts_stay_under_five_megabytes() -> None:
     profile = make_profile(50, 64, groups=None)
     size = sum(8 * value.numel() for value in profile.tensors().values())
-    assert size == 8 * (64 * 7902 + 2803) == 4_068_248  # docs/formats.md states the sum
+    assert size == 8 * (64 * 7902 + 2803) == 4_068_248  # docs/formats-profile.md states the sum
     assert len(Policy(fingerprint(), profile=profile)._to_bytes()) - size < 16_384
     longest = tuple(ProfiledPrompt("ü" * 1000, k) for k in range(64))
     assert (
@@ -76,7 +76,9 @@ def test_fifty_steps_32_prompts_and_16_channels_stay_under_eight_megabytes() -> 
     by_group = GroupStatistics(Groups(channels=16, bands=3), half + half.mT, counts)
     profile = replace(make_profile(50, 32), by_group=by_group)
     sizes = {name: 8 * value.numel() for name, value in profile.tensors().items()}
-    assert sizes["profile.groups"] == 8 * 8 * 48 * 1326 == 4_073_472  # as in docs/formats.md
+    assert (
+        sizes["profile.groups"] == 8 * 8 * 48 * 1326 == 4_073_472
+    )  # as in docs/formats-profile.md
     size = len(Policy(fingerprint(), profile=profile)._to_bytes())
     assert round(size / 1e6, 1) == 6.1
     long = tuple(ProfiledPrompt("ü" * 1000, k) for k in range(32))

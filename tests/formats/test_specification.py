@@ -1,6 +1,6 @@
 """The specification is enough: the golden files read with json, struct and hashlib alone.
 
-The reader follows docs/formats.md paragraph by paragraph and imports nothing of ertacache.
+The reader follows docs/formats*.md paragraph by paragraph and imports nothing of ertacache.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 GOLDEN = Path(__file__).parent / "golden"
-PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
+PAGES = sorted((Path(__file__).parents[2] / "docs").glob("formats*.md"))
+TEXT = "".join(page.read_text() for page in PAGES)
 NAMES = sorted(path.name for path in GOLDEN.glob("*-v2.safetensors"))
 Tensors = dict[str, tuple[list[int], list[float]]]
 
@@ -86,10 +87,9 @@ def layout(fields: dict[str, Any]) -> dict[str, list[int]]:
 
 def keys_of(*sections: str) -> set[str]:
     """First column of the tables of some sections of the page, without the tensors."""
-    text = PAGE.read_text()
     found: set[str] = set()
     for title in sections:
-        _, section = re.split(rf"^#+ {title}\n", text, maxsplit=1, flags=re.M)
+        _, section = re.split(rf"^#+ {title}\n", TEXT, maxsplit=1, flags=re.M)
         section = re.split(r"^#+ ", section, maxsplit=1, flags=re.M)[0]
         found |= set(re.findall(r"^\| `([a-z_]+)` \|", section, re.M))
     return found
@@ -120,7 +120,7 @@ def test_objects_have_the_keys_of_the_tables(name: str) -> None:
         assert known.keys() == keys_of("Frontier")
     if fields["profile"] is not None:
         run = {"arguments", "elements", "fold", "prompt", "seed"}
-        assert fields["profile"].keys() | run == keys_of("Profile")
+        assert fields["profile"].keys() | run == keys_of("Record")
         assert all(found.keys() == run for found in fields["profile"]["runs"])
         assert fields["profile"]["groups"].keys() == {"bands", "channels", "counts"}
     divided = [*fields["fits"], *(plan for plan in fields["plans"] if "groups" in plan)]
@@ -134,7 +134,7 @@ def test_objects_have_the_keys_of_the_tables(name: str) -> None:
     }  # and "method", which both have
     own = {"trajectory": {"branch", "groups", "history"}, "paper": {"gain_shape", "reuse"}}
     for plan in fields["plans"]:
-        assert plan.keys() == keys_of("Plans") - row | own[plan["method"]]
+        assert plan.keys() == keys_of("File format: plans") - row | own[plan["method"]]
         assert all(found.keys() == row | {"method"} for found in plan["validation"])
 
 
@@ -287,6 +287,6 @@ def test_the_hash_of_a_configuration() -> None:
 
 
 def test_the_page_lists_the_tensors_of_the_files() -> None:
-    listed = re.findall(r"^\| `((?:plan\.i|profile)\.[a-z_0-9]+)` \|", PAGE.read_text(), re.M)
+    listed = re.findall(r"^\| `((?:plan\.i|profile)\.[a-z_0-9]+)` \|", TEXT, re.M)
     stored = {re.sub(r"\.\d+\.", ".i.", key) for name in NAMES for key in read_document(name)[1]}
     assert set(listed) == stored

@@ -13,7 +13,7 @@ import torch
 
 from ertacache.core.frontier import MeasuredFit
 from ertacache.core.gram import Schedule
-from ertacache.core.plans import Target
+from ertacache.core.plans import Target, TrajectoryPlan
 from ertacache.core.simulate import Fit
 from ertacache.formats.fitted import FittedPlan, ValidationRow
 from ertacache.formats.policy import Policy, PolicyError
@@ -278,7 +278,7 @@ def test_speedup_of_one_is_the_full_run(solved: list[tuple[int, int]]) -> None:
 
 def test_measured_fits_are_those_of_what_is_solved() -> None:
     """A ridge this strong is plain reuse on the schedule that was found."""
-    strong = MeasuredFit(5, Fit(ridge=1e5), 1.0, uniform=False)
+    strong = MeasuredFit(5, Fit(ridge=1e5, sensitivity=0.0), 1.0, uniform=False)
     policy = replace(profiled(), plans=(), fits=(strong,))
     chosen = PlanChooser(policy, Target(compute_steps=5)).choose(scheduler_of(14))
     assert chosen is not None
@@ -371,3 +371,26 @@ def test_sizes_and_steps_in_turn(flux: Setting) -> None:
         assert plans[k] is plans[-1 - k]
         assert torch.equal(setting.generate(**calls[k]), full[k])
     assert len({id(plan) for plan in plans}) == len(calls)
+
+
+def test_plans_with_a_second_history_are_replaced_where_there_is_no_guidance() -> None:
+    """By those without one, or by what the profile gives for the same speed-up."""
+    one = profiled()
+    plan = one.default.plan
+    assert isinstance(plan, TrajectoryPlan)
+    z = torch.cat([plan.coefficients, torch.zeros_like(plan.coefficients[..., 1:])], dim=2)
+    second = replace(one.default, plan=TrajectoryPlan(COMPUTED, z, branch=True))
+    for plans, target in (((second,), Target()), ((second,), Target(compute_steps=4))):
+        single = PlanChooser(replace(one, plans=plans), target).without_branch()
+        found = single.choose(scheduler_of(10))
+        assert found is not None
+        assert isinstance(found.plan, TrajectoryPlan)
+        assert not found.plan.branch
+        assert len(found.compute_steps) == 4
+    both = PlanChooser(replace(one, plans=(second, one.default)), Target())
+    assert both.choose(scheduler_of(10)) is second
+    assert both.without_branch().choose(scheduler_of(10)) is one.default
+    assert both.without_branch() is both.without_branch()
+    for policy in (one, replace(one, plans=(second,), profile=None, frontier=())):
+        chooser = PlanChooser(policy, Target())
+        assert chooser.without_branch() is chooser

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -332,6 +333,27 @@ def test_a_plan_with_a_branch_in_a_run_without_guidance(
         assert handle.stats.last.computed_steps == STEPS
         setting.generate()  # with guidance it is followed
         assert handle.stats.last.computed_steps == len(COMPUTED)
+
+
+@pytest.mark.parametrize(("name", "away"), [("flux", "true_cfg_scale"), ("wan", "guidance_scale")])
+def test_a_run_without_guidance_follows_a_plan_without_a_branch(name: str, away: str) -> None:
+    setting = guided_setting(name)
+    second = setting.policy(grouped_plan(setting, ONE_GROUP, branch=True))
+    single = setting.policy(grouped_plan(setting, ONE_GROUP))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        with attach(setting.pipe, single):
+            expected, guided = setting.generate(**{away: 1.0}), setting.generate()
+    policy = replace(second, plans=(*second.plans, *single.plans))
+    with attach(setting.pipe, policy) as handle:
+        expected_words = rf"has no guidance, so a plan|{away} is 1\.0, was"
+        with pytest.warns(UserWarning, match=expected_words) as seen:
+            assert torch.equal(setting.generate(**{away: 1.0}), expected)
+        assert sum("has no guidance" in str(each.message) for each in seen) == 1
+        assert handle.plan is single.default
+        assert handle.stats.last.computed_steps == len(COMPUTED)
+        assert not torch.equal(setting.generate(), guided)  # with guidance, the one with a branch
+        assert handle.plan is second.default
 
 
 @pytest.mark.parametrize("branch", [False, True])

@@ -296,7 +296,9 @@ class _Search:
             return [self.given[n] for n in budgets]
         return [spread_schedule(self.gram.num_steps, n, self.pinned) for n in budgets]
 
-    def errors(self, schedules: Sequence[tuple[int, ...]], fit: Fit) -> list[float]:
+    def errors(
+        self, schedules: Sequence[tuple[int, ...]], fit: Fit, *, careful: bool = False
+    ) -> list[float]:
         """Their expected errors on prompts left out."""
         found: list[float] = leave_out_errors(
             self.gram,
@@ -304,6 +306,7 @@ class _Search:
             schedules=schedules,
             fit=replace(fit, groups=ONE_GROUP),
             response=self.response,
+            careful=careful,
         ).tolist()
         return found
 
@@ -318,7 +321,7 @@ class _Search:
         for schedules in (self.schedules(budgets, fit), self.uniform(budgets)):
             for ridge in ridges:
                 tried = replace(fit, ridge=ridge)
-                for i, error in enumerate(self.errors(schedules, tried)):
+                for i, error in enumerate(self.errors(schedules, tried, careful=True)):
                     known = best[i]
                     if known is None or error < known.error:
                         best[i] = _Choice(schedules[i], tried, error, error)
@@ -350,12 +353,14 @@ def leave_out_errors(
     schedules: Sequence[Sequence[int]],
     fit: Fit,
     response: Tensor | None = None,
+    careful: bool = False,
 ) -> Tensor:
     """Expected final error of each schedule on prompts left out of the fit, shape (S,).
 
     Prompts are left out one by one, or in eight groups when there are more. A single prompt cannot
     be left out: its error is that of the fit itself. Of their errors the geometric mean is taken,
-    as of measured ones (``typical_distance``).
+    as of measured ones (``typical_distance``). Where nothing was measured that is too bold, because
+    a few prompts may diverge: ``careful`` takes the root mean square.
     """
     folds, held = (min(gram.num_prompts, count) for count in (FOLDS, HELD))
     mask, S = schedule_mask(schedules, gram.num_steps), len(schedules)
@@ -367,5 +372,7 @@ def leave_out_errors(
         z = by_fold[:, torch.arange(held) % folds].flatten(0, 1)
     one = System(gram.folds(held)[0], nominal, fit, response)
     found = one.simulate(mask.repeat_interleave(held, 0), torch.arange(held).repeat(S), z)
-    errors = found.errors[:, -1].clamp_min(torch.finfo(torch.float64).tiny)
-    return errors.view(S, held).log().mean(1).exp()
+    errors = found.errors[:, -1].view(S, held)
+    if careful:
+        return errors.square().mean(1).sqrt()
+    return errors.clamp_min(torch.finfo(torch.float64).tiny).log().mean(1).exp()

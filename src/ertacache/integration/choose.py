@@ -9,6 +9,7 @@ import logging
 import math
 import warnings
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -68,6 +69,7 @@ class PlanChooser:
         self._schedules: dict[tuple[bytes, bytes, int], Schedule] = {}
         self._chosen: dict[tuple[int, Target], FittedPlan | None] = {}
         self._kept: list[Schedule] = []
+        self._single: PlanChooser | None = None
 
     @property
     def adjusts_sigmas(self) -> bool:
@@ -78,6 +80,22 @@ class PlanChooser:
         return isinstance(first.plan, PaperPlan) and not torch.equal(
             first.plan.sigmas, first.sigmas
         )
+
+    def without_branch(self) -> PlanChooser:
+        """The same with plans of one history only, for runs that have no guidance to show.
+
+        Plans with a second one are replaced by plans that are solved; without a profile, by none.
+        """
+        policy, target = self.policy, self.target
+        kept = tuple(plan for plan in policy.plans if not getattr(plan.plan, "branch", False))
+        if len(kept) == len(policy.plans) or not (kept or policy.profile is not None):
+            return self
+        if target == Target() and kept[:1] != policy.plans[:1]:
+            target = Target(speedup=policy.default.speedup)
+        if self._single is None:
+            self._single = PlanChooser(replace(policy, plans=kept), target)
+        self._single.target = target
+        return self._single
 
     def choose(self, scheduler: Scheduler, *, begin: int = 0) -> FittedPlan | None:
         """Return the plan of a run that starts now, None if every step is to be computed.

@@ -101,13 +101,13 @@ class PolicyRun:
         if setup.stepper is not None:
             self.plan = setup.chooser.policy.default
             return
-        self.plan = setup.chooser.choose(self._scheduler, begin=begin)
-        if self.plan is None:
-            self._stepper = FullStepper(self.num_steps)
-        else:
-            self._stepper = make_stepper(
-                self.plan.plan, layout=self._layout, cache_device=setup.cache_device
-            )
+        self._set_plan(setup.chooser.choose(self._scheduler, begin=begin))
+
+    def _set_plan(self, plan: FittedPlan | None) -> None:
+        self.plan, device = plan, self._setup.cache_device
+        self._stepper = FullStepper(self.num_steps)
+        if plan is not None:
+            self._stepper = make_stepper(plan.plan, layout=self._layout, cache_device=device)
 
     def _layout(self, latents: Tensor) -> Layout:
         found = find_layout(self._setup.pipe, latents)
@@ -280,18 +280,29 @@ class PolicyRun:
             self._raw = self._branch(call)
         if own or plan is None:
             return
-        unknown = call.step == 0 and plan.groups != ONE_GROUP
+        if plan.branch and self._raw is None:
+            self._leave_branch(call.step)
+            plan = self._trajectory_plan()
+        unknown = call.step == 0 and plan is not None and plan.groups != ONE_GROUP
         if unknown and find_layout(self._setup.pipe, call.sample) is None:
             self._setup.warnings.warn_of_layout(tuple(call.sample.shape))
-        elif plan.branch and self._raw is None:
-            self._setup.warnings.warn_of_branch(call.step)
-        else:
-            return
-        self._raw = None
-        if call.step == 0:
-            self.plan, self._stepper = None, FullStepper(self.num_steps)
-        else:
+            self._raw = None
+            self._set_plan(None)
+
+    def _leave_branch(self, step: int) -> None:
+        """Go on without guidance: from the first step with another plan, later with none."""
+        if step > 0:
+            self._setup.warnings.warn_of_branch(step)
             self._abandon()
+            return
+        single = self._setup.chooser.without_branch()
+        found = single.choose(self._scheduler, begin=self._begin)
+        if found is None or getattr(found.plan, "branch", False):
+            self._setup.warnings.warn_of_branch(step)
+            found = None
+        else:
+            self._setup.warnings.warn_of_no_guidance()
+        self._set_plan(found)
 
     def _trajectory_plan(self) -> TrajectoryPlan | None:
         plan = None if self.plan is None else self.plan.plan

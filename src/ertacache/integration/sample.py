@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -217,12 +216,7 @@ class _Plans:
         self, policy: Policy, target: Target, prediction: str | None, model: str | None
     ) -> None:
         # The second history of a plan is that of guidance, which a loop does not show.
-        kept = tuple(plan for plan in policy.plans if not getattr(plan.plan, "branch", False))
-        if target == Target() and kept[:1] != policy.plans[:1]:
-            target = Target(speedup=policy.default.speedup)
-        if len(kept) < len(policy.plans) and (kept or policy.profile is not None):
-            policy = replace(policy, plans=kept)
-        self._chooser = PlanChooser(policy, target)
+        self._chooser = PlanChooser(policy, target).without_branch()
         self._prediction, self._model = prediction or policy.fingerprint.prediction, model
         self._runs: dict[object, LoopRun] = {}
 

@@ -81,11 +81,13 @@ class _Run(NamedTuple):
         schedule: of the run.
         gram: of full runs on it.
         response: of the outputs to errors of the latent; None if it was not measured.
+        careful: whether errors are root mean squares over prompts, because none was measured.
     """
 
     schedule: Schedule
     gram: Gram
     response: Tensor | None
+    careful: bool
 
     def error(self, steps: Steps, fit: Fit) -> float:
         """Error of a compute schedule as simulated with one group."""
@@ -95,6 +97,7 @@ class _Run(NamedTuple):
             schedules=[steps],
             fit=replace(fit, groups=ONE_GROUP),
             response=self.response,
+            careful=self.careful,
         ).item()
 
 
@@ -211,7 +214,8 @@ class PlanSolver:
         return resample_response(measured, self.profile.schedule, schedule)
 
     def _run(self, schedule: Schedule) -> _Run:
-        return _Run(schedule, self.profile.run_grams(schedule), self.response(schedule))
+        gram, response = self.profile.run_grams(schedule), self.response(schedule)
+        return _Run(schedule, gram, response, careful=not self.policy.fits)
 
     def _fit_plan(self, run: _Run, steps: Steps, fit: Fit) -> TrajectoryPlan:
         gram = run.gram

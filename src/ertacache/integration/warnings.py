@@ -47,6 +47,10 @@ _BRANCH = (
     "that follow are computed: run with guidance from the first step to the last, or calibrate "
     "with the arguments of this call"
 )
+_NO_GUIDANCE = (
+    "the plan combines the output of one guidance branch, and this run has no guidance, so a plan "
+    "without it is followed: calibrate with the arguments of this call for one that was refitted"
+)
 _SHAPE = (
     "the latent changed its shape from {before} to {now} at step {step}, so the cached outputs do "
     "not fit: the rest of the run is computed; detach the policy for such runs"
@@ -115,6 +119,10 @@ class RunWarnings:
     def warn_of_branch(self, step: int) -> None:
         """The plan has a second history, and the step has no guidance."""
         self._warn("branch", _BRANCH.format(step=step))
+
+    def warn_of_no_guidance(self) -> None:
+        """The plan has a second history, the run has no guidance, and another plan is followed."""
+        self._warn("no guidance", _NO_GUIDANCE)
 
     def first(self, kind: str) -> bool:
         """Return whether ``kind`` was not reported before; from now on it was."""
