@@ -165,7 +165,8 @@ def test_the_first_ridge_is_kept_if_it_is_best(
     ]
     assert [fit for computed, fit, uniform in script.asked if (computed, uniform) == (4, True)] == [
         Fit(ridge=1e-2),
-        Fit(ridge=PLAIN, order=1),  # what needs no calibration
+        Fit(ridge=PLAIN),  # plain reuse, and what else needs no calibration
+        Fit(ridge=PLAIN, order=1),
         Fit(ridge=PLAIN, order=2),
     ]
     assert found.response == (0.5,) * TINY_STEPS

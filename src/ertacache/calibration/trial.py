@@ -314,8 +314,8 @@ class _Trial:
         search.try_groups(self.part.finest)
         evenly = [search.fit]
         if 2 * budget <= self.part.num_steps:
-            # What needs no calibration is a candidate too.
-            evenly += [Fit(ridge=PLAIN, order=order) for order in range(1, MAX_ORDER + 1)]
+            # What needs no calibration is a candidate too, plain reuse (order 0) among it.
+            evenly += [Fit(ridge=PLAIN, order=order) for order in range(MAX_ORDER + 1)]
         best = search.best
         for fit in evenly:
             uniform = attempt(fit, uniform=True)

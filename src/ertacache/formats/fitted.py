@@ -17,7 +17,7 @@ from ertacache.core.plans import (
     check_compute_steps,
     step_strip,
 )
-from ertacache.formats.profile import check_groups, groups_to_json, take_groups
+from ertacache.formats.groups import check_groups, groups_to_json, take_groups
 from ertacache.formats.schema import (
     MAX_DIMENSIONS,
     MAX_STEPS,

@@ -23,7 +23,8 @@ from ertacache.formats.container import Document, open_document, open_regular, p
 from ertacache.formats.files import write_whole
 from ertacache.formats.fingerprint import Fingerprint
 from ertacache.formats.fitted import OWN_ROW, FittedPlan, ValidationRow
-from ertacache.formats.profile import Profile, check_groups, groups_to_json, take_groups
+from ertacache.formats.groups import check_groups, groups_to_json, take_groups
+from ertacache.formats.profile import Profile
 from ertacache.formats.schema import (
     MAX_STEPS,
     FormatError,

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -23,15 +21,17 @@ from ertacache.core.gram import (
     resampling_rows,
     run_rows,
 )
-from ertacache.core.groups import (
-    FOLDS,
-    MAX_BANDS,
-    MAX_CHANNELS,
-    Groups,
-    GroupStatistics,
-)
+from ertacache.core.groups import FOLDS, Groups, GroupStatistics
 from ertacache.formats.fingerprint import ConfigScalar, check_scalar
+from ertacache.formats.groups import (
+    add_statistics,
+    check_statistics,
+    drop_folds,
+    statistics_to_json,
+    take_statistics,
+)
 from ertacache.formats.schema import (
+    MAX_PROMPTS,
     MAX_STEPS,
     FormatError,
     PolicyError,
@@ -46,7 +46,6 @@ from ertacache.formats.schema import (
 
 __all__ = ["Profile", "ProfiledPrompt"]
 
-MAX_PROMPTS = 10_000
 _PREFIX = "profile."  # of its tensors in a file
 _FIELDS: dict[str, tuple[type, ...]] = {
     "begun": (bool,),
@@ -62,7 +61,6 @@ _RUN: dict[str, tuple[type, ...]] = {
     "prompt": (str,),
     "seed": (int,),
 }
-GROUPS: dict[str, tuple[type, ...]] = {"bands": (int,), "channels": (int,)}
 _TRIANGLES = ("inner", "output_l1", "residual_l1")  # symmetric, kept as upper triangles
 
 
@@ -190,7 +188,7 @@ class Profile:
             statistics=self.statistics.select(places),
             runs=tuple(runs),
             folds=tuple(self.folds[k] for k in places),
-            by_group=_drop_folds(self.by_group, left_out),
+            by_group=drop_folds(self.by_group, left_out),
         )
 
     def halves(
@@ -223,13 +221,14 @@ class Profile:
                 f"profiles that share a run cannot be merged: {twice.prompt[:60]!r} with seed "
                 f"{twice.seed} is in more than one of them, and would count twice"
             )
+        folds = tuple(fold for part in parts for fold in part.folds)
         return replace(
             self,
             statistics=self.statistics.join(*(other.statistics for other in others)),
             runs=runs,
             expert_steps=tuple({k for part in parts for k in part.expert_steps}),
-            folds=tuple(fold for part in parts for fold in part.folds),
-            by_group=_add_groups(parts),
+            folds=folds,
+            by_group=add_statistics([part.by_group for part in parts], folds),
         )
 
     def to_json(self) -> dict[str, object]:
@@ -248,7 +247,7 @@ class Profile:
         return {
             "begun": self.schedule.begun,
             "expert_steps": list(self.expert_steps),
-            "groups": None if self.by_group is None else _statistics_to_json(self.by_group),
+            "groups": None if self.by_group is None else statistics_to_json(self.by_group),
             "num_steps": self.num_steps,
             "runs": runs,
         }
@@ -283,7 +282,7 @@ class Profile:
             "residual_norm": (P, T),
         }
         if found["groups"] is not None:
-            count = _take_statistics(found["groups"])[0].count
+            count = take_statistics(found["groups"])[0].count
             shapes["groups"] = (FOLDS, count, (T + 1) * (T + 2) // 2)
         return {_PREFIX + name: shape for name, shape in shapes.items()}
 
@@ -311,7 +310,7 @@ class Profile:
         if record["groups"] is not None:
             packed = parts.pop("groups")
             products = _unpack_triangle(packed.flatten(0, 1), T + 1)
-            groups, counts = _take_statistics(record["groups"])
+            groups, counts = take_statistics(record["groups"])
             products = products.view(*packed.shape[:2], T + 1, T + 1)
             by_group = GroupStatistics(groups, products, torch.tensor(counts))
         return cls(
@@ -338,7 +337,7 @@ class Profile:
         for fold in self.folds:
             check_count("fold", fold, high=FOLDS - 1)
         if self.by_group is not None:
-            _check_statistics_by_group(self.by_group, self.num_steps, self.folds)
+            check_statistics(self.by_group, self.num_steps, self.folds)
 
     def _check_statistics(self) -> None:
         if not isinstance(self.statistics, RunStatistics):
@@ -392,87 +391,6 @@ def _take_run(value: object, place: int) -> tuple[ProfiledPrompt, int, int]:
     fold = check_count(f"profile.runs[{place}].fold", record["fold"], high=FOLDS - 1)
     arguments = tuple(sorted(record["arguments"].items()))
     return ProfiledPrompt(record["prompt"], record["seed"], arguments), elements, fold
-
-
-def groups_to_json(groups: Groups) -> dict[str, object]:
-    """The record of groups."""
-    return {"bands": groups.bands, "channels": groups.channels}
-
-
-def check_groups(groups: object, where: str = "groups") -> Groups:
-    """Return the groups if they are such that a file can hold."""
-    if not isinstance(groups, Groups):
-        raise FormatError(f"{where} must be Groups, not {type(groups).__name__}")
-    check_count(f"{where}.channels", groups.channels, low=1, high=MAX_CHANNELS)
-    check_count(f"{where}.bands", groups.bands, low=1, high=MAX_BANDS)
-    return groups
-
-
-def take_groups(value: object, where: str) -> Groups:
-    """The groups of a record, checked."""
-    record = take_record(value, GROUPS, where)
-    channels = check_count(f"{where}.channels", record["channels"], low=1, high=MAX_CHANNELS)
-    return Groups(channels, check_count(f"{where}.bands", record["bands"], low=1, high=MAX_BANDS))
-
-
-def _statistics_to_json(by_group: GroupStatistics) -> dict[str, object]:
-    return groups_to_json(by_group.groups) | {"counts": by_group.counts.tolist()}
-
-
-def _take_statistics(value: object) -> tuple[Groups, list[int]]:
-    """Groups and numbers of runs of every fold."""
-    where = "profile.groups"
-    record = take_record(value, GROUPS | {"counts": (list,)}, where)
-    counts = take_list(record["counts"], int, f"{where}.counts")
-    if len(counts) != FOLDS:
-        raise FormatError(f"{where}.counts must have {FOLDS} entries, got {len(counts)}")
-    for count in counts:
-        check_count(f"{where}.counts", count, high=MAX_PROMPTS)
-    return take_groups({name: record[name] for name in GROUPS}, where), counts
-
-
-def _check_statistics_by_group(by_group: object, num_steps: int, folds: Sequence[int]) -> None:
-    if not isinstance(by_group, GroupStatistics):
-        raise FormatError(f"by_group must be GroupStatistics, not {type(by_group).__name__}")
-    check_groups(by_group.groups)
-    found, _, vectors, _ = by_group.products.shape
-    if (found, vectors) != (FOLDS, num_steps + 1):
-        raise FormatError(
-            f"statistics by group are of {found} folds and {vectors - 1} steps, "
-            f"but the profile has {FOLDS} and {num_steps}"
-        )
-    counts = by_group.counts
-    # A selection of runs keeps the folds that it fills.
-    if bool(((counts != _count_runs(folds)) & (counts != 0)).any()):
-        raise FormatError("statistics by group are of other runs")
-    if not bool(counts.any()):
-        raise FormatError("statistics by group are of no runs")
-    if bool(by_group.products[counts == 0].any()):
-        raise FormatError("statistics by group of a fold without runs must be 0")
-
-
-def _count_runs(folds: Sequence[int]) -> Tensor:
-    """Number of runs of every fold."""
-    return torch.bincount(torch.tensor(folds), minlength=FOLDS)
-
-
-def _add_groups(parts: Sequence[Profile]) -> GroupStatistics | None:
-    """The statistics of all parts; None if one has none, or has others."""
-    known = [part.by_group for part in parts if part.by_group is not None]
-    same = len({each.groups for each in known}) == 1
-    if len(known) < len(parts) or not same:
-        return None
-    total = functools.reduce(operator.add, known)
-    runs = _count_runs([fold for part in parts for fold in part.folds])
-    return _drop_folds(total, set((total.counts != runs).nonzero().flatten().tolist()))
-
-
-def _drop_folds(by_group: GroupStatistics | None, folds: set[int]) -> GroupStatistics | None:
-    """The statistics without some folds; None if nothing is left."""
-    if by_group is None:
-        return None
-    kept = by_group.select([fold for fold in range(FOLDS) if fold not in folds])
-    return kept if bool(kept.counts.any()) else None
 
 
 def _check_expert_steps(value: object, num_steps: int) -> tuple[int, ...]:

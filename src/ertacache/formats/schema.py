@@ -36,6 +36,7 @@ __all__ = [
 MAX_DIGITS = 20  # no 64-bit integer is longer; Python would happily build one of a million digits
 MAX_INTEGER = (1 << 63) - 1
 MAX_STEPS = 10_000
+MAX_PROMPTS = 10_000
 MAX_DIMENSIONS = 8
 MAX_MESSAGE = 400  # characters: a damaged file must not flood the terminal
 

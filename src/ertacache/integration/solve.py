@@ -289,37 +289,24 @@ class PlanSolver:
     def _better_than_plain(self, run: _Run, point: FrontierPoint) -> FrontierPoint | None:
         """The point, with a ridge that is strong enough to beat plain reuse; None if none is.
 
-        A plain polynomial is not compared: it was measured to be better.
+        Both are simulated under the assumptions of the point's fit. Plain reuse, or a polynomial,
+        that was measured to be the best is not compared.
         """
-        fit, steps = point.fit, point.plan.compute_steps
-        if fit.ridge >= PLAIN and fit.order > 0:
+        fit, steps, error = point.fit, point.plan.compute_steps, point.simulated_error
+        if fit.ridge >= PLAIN and self.policy.fits:
             return point
-        fits = self.fits(run.schedule)
-        ratio = choose_fits(fits, [point.computed])[0].error_ratio if fits else 1.0
-        limit, error = self._plain_error(run, point), point.simulated_error * ratio
+        uniform = spread_schedule(run.schedule.num_steps, len(steps), self.pinned(run.schedule))
+        limit = run.error(uniform, replace(fit, ridge=PLAIN, order=0))
         while not error < limit:
             if fit.ridge >= PLAIN:
                 return None
             fit = replace(fit, ridge=max(10 * fit.ridge, 1e-3))
-            error = run.error(steps, fit) * ratio
+            error = run.error(steps, fit)
         if fit == point.fit:
             return point
-        plan = self._fit_plan(run, steps, fit)
-        return FrontierPoint(plan, fit, error, error / ratio)
-
-    def _plain_error(self, run: _Run, point: FrontierPoint) -> float:
-        """Error of plain reuse with as many computed steps as a point has.
-
-        Where fits were measured, it is simulated with the response, which was measured on plain
-        reuse: errors in any direction make it look far worse than it is. Otherwise with the
-        assumptions that the point was simulated with.
-        """
-        pinned, computed = self.pinned(run.schedule), point.computed
-        uniform = spread_schedule(run.schedule.num_steps, computed, pinned)
-        plain = replace(point.fit, ridge=PLAIN, order=0)
-        if self.policy.fits:
-            plain = replace(plain, response=run.response is not None, sensitivity=0.0)
-        return run.error(uniform, plain)
+        fits = self.fits(run.schedule)
+        ratio = choose_fits(fits, [len(steps)])[0].error_ratio if fits else 1.0
+        return FrontierPoint(self._fit_plan(run, steps, fit), fit, error * ratio, error)
 
 
 def _fitted(point: FrontierPoint, schedule: Schedule) -> FittedPlan:
