@@ -150,7 +150,10 @@ def _starting(kind: Any, argument: str, start: Any, parts: dict[str, Any]) -> An
 def own_plans(
     session: Session, policy: Policy, setting: Setting, options: argparse.Namespace, name: str
 ) -> Iterator[tuple[int, FittedPlan, FittedPlan]]:
-    """Budgets of a setting, each with a plan from its own profile, solved and refitted."""
+    """Budgets of a setting, each with a plan from its own profile, solved and refitted.
+
+    Where none is predicted to be better than plain reuse, plain reuse.
+    """
     runs = number_runs(load_prompts(name, "calibration")[: options.calibration])
     known = profile_runs(session, runs, keep=runs)
     profile = known.profile
@@ -166,8 +169,10 @@ def own_plans(
         assert computed is not None
         near = range(max(2, computed - NEAR), min(profile.num_steps, computed + NEAR) + 1)
         mine = replace(known, frontier=profile_frontier(known, budgets=near).known)
-        solved = PlanSolver(mine).solve(profile.schedule, computed)
-        assert solved is not None
+        solver = PlanSolver(mine)
+        solved = solver.solve(profile.schedule, computed) or solver.plain(
+            profile.schedule, computed
+        )
         reference = session.reference(runs[: options.refit_prompts])
         yield computed, solved, refit_budget(session, mine, reference, computed)
 
