@@ -1,6 +1,6 @@
-"""The tables, captions and sentences of ``docs/figures.md``, each from its results file.
+"""Tables, captions and sentences of ``docs/figures-*.md`` and ``docs/overhead.md``.
 
-Runs nothing; ``tables.py`` writes them into the page. A plot is shown if its file exists.
+Runs nothing; ``tables.py`` writes them into the pages. A plot is shown if its file exists.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ IDEAL = 95.0  # target of the loop, percent of the ideal speed-up
 EMPTY = "Not measured yet."
 
 
-def sections(rows: Sequence[Row], make: Callable[[list[Row]], list[str]]) -> str:
+def sections(
+    rows: Sequence[Row], make: Callable[[list[Row]], list[str]], heading: str = "##"
+) -> str:
     """One section per model, of the paragraphs that ``make`` returns."""
     models = dict.fromkeys(row["model"] for row in rows)
-    parts = [[f"### {m}", *make([row for row in rows if row["model"] == m])] for m in models]
+    parts = [[f"{heading} {m}", *make([row for row in rows if row["model"] == m])] for m in models]
     return "\n\n".join(paragraph for part in parts for paragraph in part) or EMPTY
 
 
@@ -234,7 +236,7 @@ def shortfall(rows: Sequence[Row]) -> str:
 
 def fewsteps_table(rows: Sequence[Row]) -> str:
     """Per model the gain of a policy for runs of a few steps."""
-    return sections(rows, _fewsteps)
+    return sections(rows, _fewsteps, "###")
 
 
 def _fewsteps(rows: list[Row]) -> list[str]:

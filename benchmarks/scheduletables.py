@@ -97,7 +97,7 @@ def groups_table(rows: list[Row]) -> str:
     for model, group in groupby(rows, key=lambda row: str(row["model"])):
         found = list(group)
         lines = [
-            f"### {model}: groups",
+            f"## {model}",
             "",
             f"{found[0]['prompts']} held-out prompts; in brackets what nine of ten exceed.",
             "",

@@ -34,9 +34,9 @@ from ertacache.models import MODELS
 PAGES = {
     "front": "README.md",
     "overview": "docs/fidelity.md",
-    "fidelity": "docs/fidelity.md",
+    "fidelity": "docs/fidelity-methods.md",
     "predictions": "docs/fidelity.md",
-    "groups": "docs/fidelity.md",
+    "groups": "docs/groups.md",
     "schedules": "docs/transfer.md",
     "transfer": "docs/transfer.md",
     "fewsteps": "docs/transfer.md",
@@ -45,10 +45,10 @@ PAGES = {
     "same": "docs/benchmark.md",
     "summary": "docs/benchmark.md",
     **{f"bench-{model}": f"docs/benchmark-{model}.md" for model in MODELS},
-    "sensitivity": "docs/figures.md",
-    "curves": "docs/figures.md",
-    "errormaps": "docs/figures.md",
-    "overhead": "docs/figures.md",
+    "sensitivity": "docs/figures-prompts.md",
+    "curves": "docs/figures-steps.md",
+    "errormaps": "docs/figures-errors.md",
+    "overhead": "docs/overhead.md",
     "compatibility": "docs/compatibility.md",
     "comfyui": "comfyui/README.md",
     "scale": "docs/scale.md",
@@ -72,7 +72,7 @@ def fidelity_table(rows: list[Row]) -> str:
         found = list(group)
         first = found[0]
         lines = [
-            f"### {model}",
+            f"## {model}",
             "",
             f"{first['steps']} steps, {first['prompts']} held-out prompts.",
             "",

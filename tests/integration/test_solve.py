@@ -217,16 +217,17 @@ def test_the_ridge_is_raised_until_plain_reuse_is_beaten_or_there_is_no_plan() -
     statistics, schedule = wandering(2, seed=2)
     weak = MeasuredFit(4, Fit(ridge=1e-3), RATIO)
     solver = PlanSolver(policy_of(statistics, schedule, fits=(weak,)))
-    gram, nominal, outcomes = solver.profile.run_grams(), schedule.nominal, set()
-    frontier = profile_frontier(solver.policy)
+    elsewhere = schedule_of(shifted_sigmas(10, 3.01))
+    facts, outcomes = solver._run(elsewhere), set()
+    gram, nominal = facts.gram, elsewhere.nominal
     for budget in range(2, 10):
-        point, uniform = frontier.point(budget), spread_schedule(10, budget, {0})
-        steps = point.plan.compute_steps
+        steps = solver._point(facts, budget).plan.compute_steps
         ridges = [1e-3 * 10**power for power in range(10)]
         errors = [error_of_fit(gram, nominal, steps, Fit(ridge=ridge)) for ridge in ridges]
+        uniform = spread_schedule(10, budget, {0})
         plain = error_of_fit(gram, nominal, uniform, Fit(ridge=PLAIN))
         better = [place for place, error in enumerate(errors) if error < plain]
-        found = solver.solve(schedule, budget)
+        found = solver.solve(elsewhere, budget)
         if not better:
             assert found is None
             outcomes.add("none")
@@ -241,34 +242,35 @@ def test_the_ridge_is_raised_until_plain_reuse_is_beaten_or_there_is_no_plan() -
     assert outcomes == {"none", "raised", "as measured"}
 
 
+def test_what_trials_measured_on_the_profiled_schedule_is_kept() -> None:
+    """However bad the simulation is: they ran plain reuse as well."""
+    statistics, schedule = wandering(2, seed=2)
+    weak = MeasuredFit(4, Fit(ridge=1e-3), RATIO)
+    solver = PlanSolver(policy_of(statistics, schedule, fits=(weak,)))
+    for budget in range(2, 10):
+        found = solver.solve(schedule, budget)
+        assert found is not None
+        point = profile_frontier(solver.policy).point(budget)
+        torch.testing.assert_close(found.plan.coefficients, point.plan.coefficients)
+
+
 @pytest.mark.parametrize("order", [0, 1, 2])
 def test_plain_reuse_that_was_measured_to_be_best_is_a_plan(order: int) -> None:
-    """Without a measurement there is no plan at all for these runs."""
+    """On other schedules too, where the simulation sees no gain."""
     statistics, schedule = wandering(2, seed=2)
     known = MeasuredFit(4, Fit(ridge=PLAIN, order=order), RATIO, uniform=True)
-    found = PlanSolver(policy_of(statistics, schedule, fits=(known,))).solve(schedule, 4)
-    assert found is not None
-    assert found.compute_steps == spread_schedule(10, 4, {0})
-    assert isinstance(found.plan, TrajectoryPlan)
-    update = found.plan.coefficients[:, 0]
-    assert torch.allclose(update[:, :2], schedule.nominal, rtol=0, atol=1e-4) == (order == 0)
-    weak = MeasuredFit(4, Fit(ridge=1e-3), RATIO)
-    assert PlanSolver(policy_of(statistics, schedule, fits=(weak,))).solve(schedule, 4) is None
+    solver = PlanSolver(policy_of(statistics, schedule, fits=(known,)))
+    for chosen in (schedule, schedule_of(shifted_sigmas(10, 3.01))):
+        found = solver.solve(chosen, 4)
+        assert found is not None
+        assert found.compute_steps == spread_schedule(10, 4, {0})
+        assert isinstance(found.plan, TrajectoryPlan)
+        update = found.plan.coefficients[:, 0]
+        assert torch.allclose(update[:, :2], chosen.nominal, rtol=0, atol=1e-4) == (order == 0)
 
 
 def error_of_fit(gram: Any, nominal: Tensor, steps: Sequence[int], fit: Fit) -> float:
     return leave_out_errors(gram, nominal, schedules=[steps], fit=fit).item()
-
-
-def test_no_plan_is_given_that_a_smaller_budget_alone_recommends() -> None:
-    """The frontier's errors never rise, but a plan is compared by its own."""
-    statistics, schedule = wandering(2, seed=6)
-    weak = MeasuredFit(7, Fit(ridge=1e-3), 1.0)
-    solver = PlanSolver(policy_of(statistics, schedule, fits=(weak,)))
-    point, uniform = profile_frontier(solver.policy).point(7), spread_schedule(10, 7, {0})
-    plain = error_of_fit(statistics.gram, schedule.nominal, uniform, Fit(ridge=PLAIN))
-    assert point.predicted_error < plain  # that of fewer computed steps
-    assert solver.solve(schedule, 7) is None
 
 
 def test_the_curve_never_rises(other: tuple[Schedule, SolverFactory]) -> None:

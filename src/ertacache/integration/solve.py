@@ -151,7 +151,8 @@ class PlanSolver:
     def solve(self, schedule: Schedule, budget: int) -> FittedPlan | None:
         """The plan of a run with so many computed steps; None if it is no better than plain reuse.
 
-        Where it is predicted to be no better with the measured ridge, stronger ones are tried.
+        Where it is simulated to be no better with the measured ridge, stronger ones are tried. On
+        the profiled schedule trials have compared the two, if there were any.
         """
         with torch.inference_mode():  # thousands of small operations: a fifth of the time
             run = self._run(schedule)
@@ -289,11 +290,13 @@ class PlanSolver:
     def _better_than_plain(self, run: _Run, point: FrontierPoint) -> FrontierPoint | None:
         """The point, with a ridge that is strong enough to beat plain reuse; None if none is.
 
-        Both are simulated under the assumptions of the point's fit. Plain reuse, or a polynomial,
-        that was measured to be the best is not compared.
+        Both are simulated under the assumptions of the point's fit. What trials measured is not
+        compared again: on the profiled schedule, no fit that they found; elsewhere, no plain
+        polynomial.
         """
         fit, steps, error = point.fit, point.plan.compute_steps, point.simulated_error
-        if fit.ridge >= PLAIN and self.policy.fits:
+        own = self.profile.schedule.same_run(run.schedule)
+        if self.policy.fits and (own or fit.ridge >= PLAIN):
             return point
         uniform = spread_schedule(run.schedule.num_steps, len(steps), self.pinned(run.schedule))
         limit = run.error(uniform, replace(fit, ridge=PLAIN, order=0))
