@@ -9,7 +9,6 @@ networks and their calls come from the module of each model, the objective from 
 from __future__ import annotations
 
 import argparse
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from training.loop import Schedule, train
 from training.objectives import Objective, loss, sample
 from training.opensora import OpenSoraParts
 from training.patches import SPACES, bank, patch_basis
-from training.precision import HalfProducts
+from training.precision import FastArithmetic, multiplies_bfloat16
 from training.wan import WanParts
 
 __all__ = ["DENOISERS", "DenoiserTask", "Parts"]
@@ -68,7 +67,7 @@ class Denoiser:
     Attributes:
         build: Makes the untrained parts.
         schedule: Length and speed of the training.
-        half: Whether linear layers multiply in bfloat16 while they learn.
+        half: Whether linear layers multiply in bfloat16 while they learn, on processors that do.
         vary: Whether captions vary, so that prompts may leave something open.
     """
 
@@ -135,7 +134,7 @@ class DenoiserTask:
         dropped = torch.rand(self.batch) < _DROPOUT
         empty = tuple(i[-1] for i in self.ids)
         ids = self.parts.drop(dropped, self._captions(row), empty)
-        with HalfProducts() if self.half else contextlib.nullcontext():
+        with FastArithmetic(half=self.half):
             return loss(
                 self.parts.objective, lambda x, level: self.parts.predict(x, level, ids), data
             )
@@ -194,7 +193,11 @@ def main() -> None:
     if args.compile:
         parts.compile()
     task = DenoiserTask(
-        parts, args.checkpoints, batch=row.schedule.batch, half=row.half, vary=row.vary
+        parts,
+        args.checkpoints,
+        batch=row.schedule.batch,
+        half=row.half and multiplies_bfloat16(),
+        vary=row.vary,
     )
     train(task, row.schedule, args.checkpoints / args.name, seed=args.seed)
 

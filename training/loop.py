@@ -19,6 +19,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from training.muon import Muon
+
 __all__ = ["Schedule", "Task", "load_ema", "save_atomic", "train"]
 
 _CHECKPOINT = "checkpoint.pt"
@@ -142,10 +144,7 @@ def _optimizers(modules: nn.ModuleDict, *, muon: bool) -> list[torch.optim.Optim
         torch.optim.AdamW(rest, lr=0.0, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
     ]
     if matrices:
-        group = {"params": matrices, "scale": _MUON_SCALE}
-        found.append(
-            torch.optim.Muon([group], lr=0.0, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
-        )
+        found.append(Muon([{"params": matrices, "scale": _MUON_SCALE}], lr=0.0))
     return found
 
 

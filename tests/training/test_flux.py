@@ -15,8 +15,9 @@ from training.denoisers import DENOISERS, DenoiserTask
 from training.evaluate import decoder_psnr, nearest_lpips
 from training.flux import FluxParts
 from training.loop import Schedule, load_ema, train
+from training.muon import Muon, orthogonalise
 from training.patches import SPACES, PatchBasis
-from training.precision import HalfProducts
+from training.precision import FastArithmetic
 from training.subjects import SUBJECTS
 
 CHANNELS = SPACES["image"].channels
@@ -83,7 +84,7 @@ def test_weights_fit_into_fifteen_megabytes(parts: FluxParts):
 
 def test_half_products_round_linear_layers_and_nothing_else():
     layer, x = nn.Linear(8, 8), torch.randn(4, 8)
-    with HalfProducts():
+    with FastArithmetic(half=True):
         found, kept = layer(x), x * 1.001
     wanted = layer(x)
     assert found.dtype == torch.float32
@@ -92,6 +93,43 @@ def test_half_products_round_linear_layers_and_nothing_else():
     found.sum().backward()
     assert layer.weight.grad is not None
     assert layer.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_gelu_without_tanh_is_the_same(half: bool):
+    x = torch.linspace(-6, 6, 101, dtype=torch.float64, requires_grad=True)
+    wanted = nn.functional.gelu(x, approximate="tanh")
+    with FastArithmetic(half=half):
+        found = nn.functional.gelu(x, approximate="tanh")
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
+    slopes = [torch.autograd.grad(y.sum(), x)[0] for y in (found, wanted)]
+    torch.testing.assert_close(*slopes, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 24), (2, 24, 8)])
+def test_orthogonalised_matrices_have_singular_values_near_one(shape: tuple[int, ...]):
+    found = torch.linalg.svdvals(orthogonalise(torch.randn(shape)))
+    assert (found - 1).abs().max() < 0.5
+
+
+def test_muon_steps_as_that_of_torch(monkeypatch):
+    """Up to its bfloat16."""
+    monkeypatch.setattr("training.muon.multiplies_bfloat16", lambda: True)
+    torch.manual_seed(3)
+    ours = [nn.Parameter(torch.randn(8, 24)) for _ in range(2)]
+    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
+    optimizers = (
+        Muon(ours, lr=1e-2),
+        torch.optim.Muon(theirs, lr=1e-2, adjust_lr_fn="match_rms_adamw"),
+    )
+    for _ in range(3):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-3)
 
 
 class _Task:
