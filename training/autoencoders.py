@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ertacache.models.opensora import AutoencoderKLOpenSora
 from training.data import render, scenes, spread
+from training.graft import graft_folder
 from training.images import save_grid
 from training.loop import Schedule, load_ema, train
 from training.patches import SPACES, PatchBasis, Space, frame_basis, patch_basis
@@ -240,10 +241,13 @@ def main() -> None:
     parser.add_argument("name", choices=sorted(AUTOENCODERS))
     parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", type=Path, help="diffusers folder of an earlier model")
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     row = AUTOENCODERS[args.name]
     task = AutoencoderTask(row, patch_basis(args.checkpoints, row.space))
+    if args.start:
+        print("grown:", *graft_folder(task.modules, args.start))
     train(task, row.schedule, args.checkpoints / f"vae-{args.name}", seed=args.seed)
 
 

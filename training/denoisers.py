@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from training.cogvideox import CogVideoXParts
 from training.data import Scene, caption, other_captions, scenes, spread
 from training.flux import FluxParts
+from training.graft import graft_folder
 from training.images import save_grid
 from training.loop import Schedule, train
 from training.objectives import Objective, loss, sample
@@ -81,13 +82,13 @@ DENOISERS = {
     "emoji-flux": Denoiser(
         FluxParts,
         Schedule(
-            16000,
+            12500,
             64,
             1e-3,
             warmup=300,
             ema=0.9995,
             preview_every=500,
-            decay=4800,
+            decay=3000,
             muon=True,
         ),
         half=True,
@@ -185,11 +186,14 @@ def main() -> None:
     parser.add_argument("name", choices=sorted(DENOISERS))
     parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", type=Path, help="diffusers folder of an earlier model")
     parser.add_argument("--compile", action="store_true", help="compile the transformer first")
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     row = DENOISERS[args.name]
     parts = row.build()
+    if args.start:
+        print("grown:", *graft_folder(parts.modules, args.start))
     if args.compile:
         parts.compile()
     task = DenoiserTask(

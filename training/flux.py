@@ -25,7 +25,7 @@ from training.text import clip_encoder, clip_tokenizer, t5_encoder, t5_tokenizer
 __all__ = ["FluxParts", "pack", "unpack"]
 
 _WIDTH = 128  # of the text encoders
-_HEADS = 5  # of 32 channels each: the transformer is 160 wide
+_HEADS = 4  # of 32 channels each: the transformer is 128 wide
 _TOKENS = 16  # text tokens of either encoder
 _GRID = 8  # packed latents per side
 _CHANNELS = 20  # channels of the latent before packing
