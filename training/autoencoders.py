@@ -130,7 +130,7 @@ AUTOENCODERS = {
     "flux": Autoencoder(
         _image,
         SPACES["image"],
-        Schedule(16000, 8, 2e-3, ema=0.998, preview_every=500, decay=4000),
+        Schedule(5000, 8, 2e-3, ema=0.998, preview_every=500, decay=1500),
     ),
     "wan": Autoencoder(
         _wan, SPACES["video"], Schedule(3500, 8, 3e-3, ema=0.998, preview_every=500), 9, 16
