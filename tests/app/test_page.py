@@ -240,7 +240,7 @@ def test_a_policy_file_shows_everything_and_runs_nothing(
     visit.page.wait_for_selector("#policy section")
     shown = visit.text("#policy")
     assert hostile in shown
-    for words in ("FluxPipeline", "Frontier", "FlowMatchEulerDiscreteScheduler", "64 x 32"):
+    for words in ("FluxPipeline", "Frontier", "FlowMatchEulerDiscreteScheduler", "64 x 80"):
         assert words in shown
     assert visit.page.locator("#policy img").count() == 1  # the frontier
     visit.page.locator("#policy summary", has_text="prompts").click()
