@@ -29,13 +29,13 @@ NAME = "emoji-flux"
 
 
 class EmojiLatents(comfy.latent_formats.LatentFormat):
-    """Latents of the bundled autoencoder: 8 channels, a fourth of the image's size."""
+    """Latents of the bundled autoencoder: a fourth of the image's size."""
 
-    latent_channels = 8
     spacial_downscale_ratio = 4
 
     def __init__(self, vae: Any) -> None:
         """Find how previews are made of latents: colours that come nearest to the decoder's."""
+        self.latent_channels = vae.config.latent_channels
         noise = torch.Generator().manual_seed(0)
         latents = torch.randn(16, self.latent_channels, 8, 8, generator=noise)
         with torch.no_grad():

@@ -37,8 +37,9 @@ def test_the_demo_model_is_the_pipeline(server: Server) -> None:
     from tests.comfyui.live.comparing import PROMPT, SEED
 
     pipe = load_pipeline("emoji-flux")
-    noise = torch.randn(1, 8, 16, 16, generator=torch.Generator().manual_seed(SEED))
-    packed = pipe._pack_latents(noise, 1, 8, 16, 16)
+    shape = (1, pipe.vae.config.latent_channels, 16, 16)
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(SEED))
+    packed = pipe._pack_latents(noise, *shape)
     call = MODELS["emoji-flux"].call_arguments | {"num_inference_steps": STEPS}
     wanted = pipe(PROMPT, latents=packed, output_type="latent", **call).images
     wanted = pipe._unpack_latents(wanted, 64, 64, pipe.vae_scale_factor)

@@ -108,7 +108,7 @@ def test_a_batch(server: Server, policy: str) -> None:
         return add
 
     built_in, fast = sample(server, build(False)), sample(server, build(True))
-    assert fast.latent.shape == (3, 8, 16, 16)
+    assert fast.latent.shape == (3, 20, 16, 16)
     assert fast.calls == HALF
     for one, other in zip(fast.latent, built_in.latent, strict=True):
         assert image_psnr(one[None], other[None]) > NEAR
