@@ -5,7 +5,8 @@ profile of 32 prompts of a bundled model at its own number of steps, on sigma sc
 not profiled (another shift): read off the scheduler, resampled, searched and fitted, with one
 group, with as many groups as a policy can have, and with a response of the network, whatever it is.
 Then the same for a second run on that schedule. Medians over repeated first runs, each with a fresh
-chooser, after one that is not counted.
+chooser, after one that is not counted. And how good what was found so quickly is: its predicted
+error over that of a search of all budgets on the new schedule, in dB; above 0 it is worse.
 
 Writes its rows into ``results/solving.json``. The last line of standard output is the JSON of the
 rows, compact.
@@ -17,8 +18,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,13 +31,15 @@ from rows import RESULTS, Row, replace_rows, show_progress
 
 from ertacache.calibration.profile import profile_runs
 from ertacache.calibration.session import Session, number_runs
-from ertacache.core.frontier import MeasuredFit
+from ertacache.core.frontier import Frontier, MeasuredFit, solve_frontier
+from ertacache.core.gram import Schedule
 from ertacache.core.groups import ONE_GROUP
 from ertacache.core.plans import Target
 from ertacache.core.simulate import Fit
 from ertacache.formats.policy import Policy
 from ertacache.integration.choose import PlanChooser
-from ertacache.integration.solve import profile_of, with_frontier
+from ertacache.integration.schedulers import read_schedule
+from ertacache.integration.solve import PlanSolver, profile_of, with_frontier
 from ertacache.models import MODELS, load_pipeline, load_prompts
 
 SPEEDUPS = (2.0, 3.0, 5.0)
@@ -79,6 +84,27 @@ def timed(policy: Policy, scheduler: Any, target: Target) -> tuple[float, float]
     return seconds[0], seconds[1]
 
 
+def whole_frontier(policy: Policy, schedule: Schedule) -> Frontier:
+    """The frontier of a schedule, searched for every budget from nothing."""
+    profile, solver = profile_of(policy), PlanSolver(policy)
+    return solve_frontier(
+        profile.run_grams(schedule),
+        schedule.nominal,
+        measured=solver.fits(schedule),
+        pinned=solver.pinned(schedule),
+        by_group=partial(profile.gram, run=schedule),
+        response=solver.response(schedule),
+    )
+
+
+def behind(policy: Policy, schedule: Schedule, whole: Frontier, budget: int) -> float:
+    """Decibels that a budget solved alone is behind its point on the whole frontier."""
+    solved = PlanSolver(policy).solve(schedule, budget)
+    assert solved is not None
+    assert solved.predicted_error is not None
+    return 20 * math.log10(solved.predicted_error / whole.point(budget).predicted_error)
+
+
 def measure(name: str, options: argparse.Namespace) -> list[Row]:
     """The rows of a model."""
     pipe = load_pipeline(name)
@@ -86,18 +112,21 @@ def measure(name: str, options: argparse.Namespace) -> list[Row]:
     scheduler = new_schedule(pipe, steps)
     rows = []
     finest = profile_of(policy).finest or ONE_GROUP
+    schedule = read_schedule(scheduler)
     for fit in (Fit(), Fit(groups=finest), Fit(response=True)):
+        fitted = with_fit(policy, fit)
+        whole = whole_frontier(fitted, schedule)
         for speedup in SPEEDUPS:
             target = Target(speedup=speedup)
-            times = [
-                timed(with_fit(policy, fit), scheduler, target) for _ in range(options.repeats + 1)
-            ][1:]
+            budget = target.budget(steps)
+            assert budget is not None
+            times = [timed(fitted, scheduler, target) for _ in range(options.repeats + 1)][1:]
             first, second = ([time[place] for time in times] for place in range(2))
             rows.append(
                 {
                     "model": name,
                     "steps": steps,
-                    "compute_steps": target.budget(steps),
+                    "compute_steps": budget,
                     "groups": str(fit.groups),
                     "response": fit.response,
                     "prompts": options.prompts,
@@ -105,6 +134,7 @@ def measure(name: str, options: argparse.Namespace) -> list[Row]:
                     "fastest_ms": round(1e3 * min(first), 1),
                     "slowest_ms": round(1e3 * max(first), 1),
                     "second_ms": round(1e3 * median(second), 3),
+                    "behind_frontier_db": round(behind(fitted, schedule, whole, budget), 2),
                     "repeats": options.repeats,
                     "threads": torch.get_num_threads(),
                 }

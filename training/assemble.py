@@ -1,9 +1,11 @@
 """Put a trained model together as a diffusers folder inside the package, with its prompt files.
 
     python -m training.assemble emoji-flux --checkpoints checkpoints
+    python -m training.assemble emoji-flux --autoencoder src/ertacache/models/weights/emoji-flux
 
-Weights are stored in half precision; the configurations name float32, so that loading without a
-dtype gives float32 throughout. Trains nothing.
+The second keeps an autoencoder that is there, for a transformer trained further. Weights are
+stored in half precision; the configurations name float32, so that loading without a dtype gives
+float32 throughout. Trains nothing.
 """
 
 from __future__ import annotations
@@ -27,20 +29,27 @@ __all__ = ["assemble", "build", "write_prompts"]
 PACKAGE = Path(__file__).parent.parent / "src" / "ertacache" / "models"
 
 
-def build(name: str, checkpoints: Path) -> DiffusionPipeline:
-    """The complete pipeline of a model, with averaged weights."""
+def build(name: str, checkpoints: Path, autoencoder: Path | None = None) -> DiffusionPipeline:
+    """The complete pipeline of a model, with averaged weights.
+
+    Args:
+        name: The model.
+        checkpoints: Where it was trained.
+        autoencoder: A diffusers folder whose autoencoder is kept; by default a trained one.
+    """
     parts = DENOISERS[name].build()
     load_ema(parts.modules, checkpoints / name)
-    vae = load_autoencoder(name.removeprefix("emoji-"), checkpoints)
     parts.modules.eval()
-    return parts.pipeline(vae)
+    if autoencoder is None:
+        return parts.pipeline(load_autoencoder(name.removeprefix("emoji-"), checkpoints))
+    return parts.pipeline(DiffusionPipeline.from_pretrained(autoencoder).vae)
 
 
-def assemble(name: str, checkpoints: Path) -> int:
+def assemble(name: str, checkpoints: Path, autoencoder: Path | None = None) -> int:
     """Write the folder of a model; return its size in bytes."""
     folder = PACKAGE / "weights" / name
+    pipe = build(name, checkpoints, autoencoder)
     shutil.rmtree(folder, ignore_errors=True)
-    pipe = build(name, checkpoints)
     pipe.to(torch.float16).save_pretrained(folder, safe_serialization=True)
     for path in folder.glob("*/config.json"):
         config = json.loads(path.read_text())
@@ -66,9 +75,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", choices=sorted(DENOISERS))
     parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
+    parser.add_argument("--autoencoder", type=Path, help="folder whose autoencoder is kept")
     args = parser.parse_args()
     write_prompts(args.name, video=SPACES[DENOISERS[args.name].build.space].video)
-    print(f"{args.name}: {assemble(args.name, args.checkpoints) / 1e6:.2f} MB")
+    size = assemble(args.name, args.checkpoints, args.autoencoder)
+    print(f"{args.name}: {size / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ DENOISERS = {
     "emoji-flux": Denoiser(
         FluxParts,
         Schedule(
-            12500,
+            10000,
             64,
             1e-3,
             warmup=300,

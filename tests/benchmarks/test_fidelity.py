@@ -59,6 +59,8 @@ def test_all_methods_of_several_models(
             "fewer steps",
         }
         assert len(methods) == 2 * 11
+        mine = [row for row in rows if row["model"] == model]
+        assert len({(row["method"], row["compute_steps"]) for row in mine}) == 2 * 11
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert sorted(map(str, printed)) == sorted(map(str, rows))
     predictions = json.loads((tmp_path / "predictions.json").read_text())

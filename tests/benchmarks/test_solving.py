@@ -23,3 +23,5 @@ def test_first_and_second_runs(
     assert rows[0]["groups"] == rows[4]["groups"] == "one group" != rows[2]["groups"]
     assert [row["response"] for row in rows] == [False] * 4 + [True] * 2
     assert {row["repeats"] for row in rows} == {1}
+    # Of so few steps every compute schedule is searched, with neighbouring budgets or without.
+    assert all(row["behind_frontier_db"] == 0 for row in rows)

@@ -435,3 +435,40 @@ def test_a_second_history_may_need_a_weaker_ridge(scripted: Callable[..., Fitted
     found = scripted(script)
     assert plan_of(found).branch
     assert script.tried[-1] == (POOR, best)
+
+
+def test_every_value_of_guidance_has_its_own_coefficients_where_they_help(tiny: Any) -> None:
+    """A run takes those of its value, interpolated; where they do not help, those of the plan."""
+    call = tiny_call() | {"num_inference_steps": 6}
+    session = Session(tiny, call | {"guidance_scale": [1.0, 30.0]}, batch_size=2)
+    runs = session.number_runs([*TINY_PROMPTS, *TINY_HELDOUT][:8])
+    known = profile_runs(session, runs, keep=runs)
+    reference = session.reference(runs)
+    fitted = refit_budget(session, known, reference, 3)
+    guided = fitted.guided
+    assert guided is not None
+    assert (guided.argument, guided.values) == ("guidance_scale", (1.0, 30.0))
+    policy = Policy(known.fingerprint, profile=known.profile, plans=(fitted,))
+    own = [not torch.equal(z, plan_of(fitted).coefficients) for z in guided.coefficients]
+    assert any(own)
+    for value, z, is_own in zip(guided.values, guided.coefficients, own, strict=True):
+        part = reference.select(
+            [k for k, run in enumerate(runs) if value in dict(run.arguments).values()]
+        )
+        facts = known.fingerprint
+        joint = run_plan(session, part, plan_of(fitted), fingerprint=facts)
+        alone = run_plan(session, part, replace(plan_of(fitted), coefficients=z), fingerprint=facts)
+        assert (typical_distance(alone) < typical_distance(joint)) == is_own
+    for value in (1.0, 7.0, 30.0):
+        with attach(tiny, policy) as handle:
+            tiny(TINY_PROMPTS[0], output_type="pt", **(call | {"guidance_scale": value}))
+            assert handle.plan is not None
+            assert torch.equal(plan_of(handle.plan).coefficients, guided.at(value))
+
+
+def test_other_arguments_than_guidance_share_their_coefficients(tiny: Any) -> None:
+    call = tiny_call() | {"num_inference_steps": 4, "negative_prompt": ["black", "red"]}
+    session = Session(tiny, call)
+    runs = session.number_runs(TINY_PROMPTS[:4])
+    known = profile_runs(session, runs, keep=runs)
+    assert refit_budget(session, known, session.reference(runs), 2).guided is None

@@ -82,7 +82,7 @@ def test_plans_add_up_and_one_for_the_same_budget_is_replaced(known: Policy) -> 
     assert again.plans[0] is not both.plans[0]
     assert again.plans[1] is both.plans[1]
     paper = solve(again, method="paper", compute_steps=6)
-    assert [plan.method for plan in paper.plans] == ["trajectory", "trajectory", "paper"]
+    assert [plan.method for plan in paper.plans] == ["paper", "trajectory", "trajectory"]
 
 
 def test_the_papers_method(known: Policy) -> None:

@@ -31,6 +31,8 @@ from tests.formats.golden.objects import (
 )
 from tests.formats.mutations import dump, edited, join, split
 
+JOINT = replace(measured_plan(), guided=None)
+
 
 @pytest.mark.parametrize(
     "plan",
@@ -44,9 +46,9 @@ from tests.formats.mutations import dump, edited, join, split
         replace(paper_plan(), target=numbers(5), validation=list(ROWS)),
         FittedPlan(PaperPlan((0, 3), "velocity", sigma_schedule()), sigma_schedule()),
         FittedPlan(trajectory_plan((0,), numbers(1, 17)), sigma_schedule(1), measured_error=0),
-        replace(measured_plan(), plan=replace(grouped_plan(), branch=False)),
-        replace(measured_plan(), plan=grouped_plan(groups=ONE_GROUP, history=1)),
-        replace(measured_plan(), plan=grouped_plan(groups=Groups(16, 4), history=16)),
+        replace(JOINT, plan=replace(grouped_plan(), branch=False)),
+        replace(JOINT, plan=grouped_plan(groups=ONE_GROUP, history=1)),
+        replace(JOINT, plan=grouped_plan(groups=Groups(16, 4), history=16)),
     ],
 )
 def test_round_trip_is_exact(plan: FittedPlan) -> None:
@@ -70,7 +72,7 @@ def test_its_own_row_is_the_one_that_was_measured() -> None:
 
 
 def test_print_shows_schedule_and_measurements() -> None:
-    plan, row = measured_plan(), ValidationRow("policy", 3, math.inf, 1.3, 24)
+    plan, row = JOINT, ValidationRow("policy", 3, math.inf, 1.3, 24)
     head = "trajectory: 3 of 4 steps computed, 1.33x fewer"
     measured = "measured on 24 held-out prompts: "
     for shown, last in (
@@ -100,7 +102,8 @@ def test_a_plan_fits_runs_on_its_schedule() -> None:
 
 
 def test_a_plan_replaces_one_for_the_same_runs_and_budget() -> None:
-    plan, sigmas = measured_plan(), sigma_schedule()
+    plan, sigmas = JOINT, sigma_schedule()
+    assert plan.replaces(measured_plan())
     assert plan.replaces(replace(plan, validation=(), measured_error=None))
     assert plan.replaces(replace(plan, plan=trajectory_plan((0, 2, 3), numbers(4, 2))))
     assert plan.replaces(replace(plan, sigmas=sigmas * 1.00001))
@@ -206,6 +209,18 @@ def test_bad_validation_row(changes: dict[str, Any], sentence: str) -> None:
         ({"plans.0.groups.channels": 0}, r"\[0\].groups.channels must be from 1 to 16, got 0"),
         ({"plans.0.groups.channels": 2.0}, r"\[0\].groups.channels must be an integer"),
         ({"plans.1.groups.channels": 17}, r"\[1\].groups.channels must be from 1 to 16, got 17"),
+        ({"plans.0.guided": None}, "it holds an unknown tensor 'plan.0.guided'"),
+        ({"plans.0.guided": 1}, r"plans\[0\].guided must be an object or null, got an integer"),
+        ({"plans.0.guided": {}}, r"plans\[0\].guided lacks the key 'argument'"),
+        ({"plans.0.guided.argument": ""}, r"plans\[0\].guided.argument must not be empty"),
+        ({"plans.0.guided.values": [3.5, 2.5]}, "guided.values must be 2 to 100 numbers that asc"),
+        ({"plans.0.guided.values": [2.5]}, "guided.values must be 2 to 100 numbers that ascend"),
+        ({"plans.0.guided.values": [2.5, "3"]}, r"\[0\].guided.values must be a number, got str"),
+        ({"plans.0.guided.values": [1, 2, 3]}, "it declares 'plan.0.guided' as"),
+        (
+            {"plans.1.guided": {"argument": "a", "values": [1, 2]}},
+            "lacks the tensor 'plan.1.guided",
+        ),
         ({"plans.0.num_steps": 10_001}, r"plans\[0\].num_steps must be from 1 to 10000"),
         ({"plans.0.num_steps": 5}, "it declares 'plan.0.coefficients' as"),
         ({"plans.0.history": 4}, "it declares 'plan.0.coefficients' as"),

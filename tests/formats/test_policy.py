@@ -134,7 +134,7 @@ def test_a_plan_is_found_by_schedule_and_budget() -> None:
 
 def test_one_more_plan() -> None:
     policy = golden_policy()
-    other = replace(measured_plan(), plan=trajectory_plan((0, 3), numbers(4, 2)))
+    other = replace(measured_plan(), plan=trajectory_plan((0, 3), numbers(4, 2)), guided=None)
     assert policy.with_plan(other).plans == (*policy.plans, other)
     assert golden_profile().with_plan(other).plans == (other,)
 

@@ -77,6 +77,8 @@ def layout(fields: dict[str, Any]) -> dict[str, list[int]]:
             groups, histories = plan["groups"], 2 if plan["branch"] else 1
             count = groups["channels"] * groups["bands"]
             of_plan["coefficients"] = [T, count, 1 + histories * plan["history"]]
+            if plan["guided"] is not None:
+                of_plan["guided"] = [len(plan["guided"]["values"]), *of_plan["coefficients"]]
         else:
             of_plan["adjusted"] = [T + 1]
             if plan["gain_shape"] is not None:
@@ -132,7 +134,10 @@ def test_objects_have_the_keys_of_the_tables(name: str) -> None:
         "psnr",
         "speedup",
     }  # and "method", which both have
-    own = {"trajectory": {"branch", "groups", "history"}, "paper": {"gain_shape", "reuse"}}
+    own = {
+        "trajectory": {"branch", "groups", "guided", "history"},
+        "paper": {"gain_shape", "reuse"},
+    }
     for plan in fields["plans"]:
         assert plan.keys() == keys_of("File format: plans") - row | own[plan["method"]]
         assert all(found.keys() == row | {"method"} for found in plan["validation"])
@@ -212,6 +217,7 @@ def test_trajectory_plans() -> None:
         "branch": True,
         "compute_steps": [0, 1, 3],
         "groups": {"bands": 2, "channels": 3},
+        "guided": {"argument": "guidance_scale", "values": [2.5, 3.5]},
         "history": 2,
         "measured_error": 0.0025,
         "method": "trajectory",
@@ -223,6 +229,7 @@ def test_trajectory_plans() -> None:
     z = numbers(4 * 6 * 5, -6)  # that of the latent is the same in all groups
     z = [z[30 * (i // 30)] if i % 5 == 0 else value for i, value in enumerate(z)]
     assert tensors["plan.0.coefficients"] == ([4, 6, 5], z)
+    assert tensors["plan.0.guided"] == ([2, 4, 6, 5], [*z, *(2 * value for value in z)])
     assert tensors["plan.0.sigmas"] == tensors["profile.sigmas"]
     assert tensors["plan.0.target"] == ([5], tensors["profile.latents"][1][-5:])
     assert rows[0] == {
@@ -238,6 +245,7 @@ def test_trajectory_plans() -> None:
     assert [(row["heldout"], row["prompts"]) for row in second["validation"]] == [(False, 1)]
     assert second["measured_error"] is second["predicted_error"] is second["target_psnr"] is None
     assert (second["groups"], second["branch"]) == ({"bands": 1, "channels": 1}, False)
+    assert second["guided"] is None
     assert tensors["plan.1.coefficients"] == ([3, 1, 2], numbers(6, 1))
 
 

@@ -337,6 +337,16 @@ def test_what_is_solved_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert f"predicted PSNR to the full run {psnr:.1f} dB" in message
 
 
+def test_of_a_run_that_begins_later_the_log_says_that_it_comes_less_close(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("INFO", logger="ertacache"):
+        PlanChooser(profiled(), Target(speedup=2.0)).choose(scheduler_of(14), begin=4)
+    (message,) = caplog.messages
+    assert message.startswith("solved a plan for this sigma schedule: 5 of 10 steps computed, pre")
+    assert "it begins later and comes less close" in message
+
+
 def test_two_experts_on_other_schedules(experts: Setting) -> None:
     """Of any number of steps: each network begins with a computed step, or there is no run."""
     first = int((experts.sigmas[:-1] >= 0.7).sum())

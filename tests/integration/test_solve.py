@@ -160,12 +160,27 @@ def test_a_run_that_begins_later(first: int) -> None:
     found = PlanSolver(ring()).solve(schedule, budget)
     assert found is not None
     assert (found.num_steps, len(found.compute_steps)) == (STEPS - first, budget)
-    uniform = plain_plan(sigmas[first:], spread_schedule(STEPS - first, budget, {0}))
+    steps = spread_schedule(STEPS - first, budget, {0})
+    assert found.compute_steps == steps  # data of the user's is unknown to the profile
     errors = [
         measured_error(plan, schedule_of(sigmas), Euler, first=first)
-        for plan in (found.plan, uniform)
+        for plan in (found.plan, plain_plan(sigmas[first:], steps))
     ]
-    assert errors[0] < errors[1] / 3
+    assert errors[0] < errors[1] / 2
+    curve = PlanSolver(ring()).curve(schedule)
+    assert list(curve) == list(range(2, STEPS - first + 1))
+    assert list(curve.values()) == sorted(curve.values(), reverse=True)
+    assert curve[STEPS - first] == 0.0
+    assert found.predicted_error == pytest.approx(curve[budget])
+
+
+def test_a_profile_of_runs_that_begin_later_serves_them_as_any_other() -> None:
+    policy = ring()
+    mine = replace(profile_of(policy).schedule, begun=False)
+    own = replace(policy, profile=replace(profile_of(policy), schedule=mine), frontier=())
+    found = PlanSolver(own).solve(mine, STEPS // 2)
+    assert found is not None
+    assert found.compute_steps != spread_schedule(STEPS, STEPS // 2, {0})
 
 
 def switches(sigmas: Tensor, boundary: float) -> list[int]:

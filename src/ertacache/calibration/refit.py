@@ -22,22 +22,24 @@ from ertacache.calibration.session import (
     Progress,
     Session,
     Stage,
+    group_runs,
     interleave_runs,
     open_session,
 )
 from ertacache.calibration.trial import FIRST, Search, by_group, regret, rest_of
 from ertacache.calibration.validate import hold_out, validate
-from ertacache.core.distance import typical_distance
+from ertacache.core.distance import robust_distance, typical_distance
 from ertacache.core.paper import reuse_distances, sweep_profile
-from ertacache.core.plans import Target, TrajectoryPlan
+from ertacache.core.plans import PaperPlan, Target, TrajectoryPlan
 from ertacache.core.search import spread_schedule
 from ertacache.core.simulate import Fit
 from ertacache.distributed import ALONE, Processes
 from ertacache.formats.fitted import FittedPlan
+from ertacache.formats.guided import GuidedCoefficients
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import Profile, ProfiledPrompt
 from ertacache.hub import open_policy
-from ertacache.integration.identity import check_pipeline
+from ertacache.integration.identity import check_pipeline, guidance_number
 from ertacache.integration.private_api import Pipeline
 from ertacache.integration.solve import PlanSolver, profile_of
 
@@ -190,9 +192,10 @@ def refit_budget(session: Session, policy: Policy, reference: Reference, budget:
     swapped = replace(trials, fitted=others, others=fitted)
     again = swapped.open_loop(budget) if best.fit is None else swapped.refit(best.steps, best.fit)
     plan = solved.plan if best.fit is None else trials.refit_all(best.steps, best.fit)
+    guided = trials.by_guidance(best, plan)
     progress(ATTEMPTS, ATTEMPTS)
     error = typical_distance(torch.cat([best.distances, again]))
-    return replace(solved, plan=plan, measured_error=error)
+    return replace(solved, plan=plan, measured_error=error, guided=guided)
 
 
 def _schedules(
@@ -213,6 +216,23 @@ def _schedules(
 def _paper_schedule(profile: Profile, budget: int) -> list[tuple[int, ...]]:
     found = sweep_profile(*reuse_distances(profile.statistics, "residual"))
     return [steps for _, steps in sorted(found.items()) if len(steps) == budget][:1]
+
+
+def _by_value(
+    runs: Sequence[ProfiledPrompt],
+) -> tuple[str, dict[float, list[ProfiledPrompt]]] | None:
+    """The guidance argument in which runs differ, and the runs of every value; None without one."""
+    names, found = set[str](), dict[float, list[ProfiledPrompt]]()
+    for kind in group_runs(runs):
+        if len(kind[0].arguments) != 1:
+            return None
+        ((name, given),) = kind[0].arguments
+        value = guidance_number(name, given)
+        if value is None:
+            return None
+        names.add(name)
+        found[value] = kind
+    return (names.pop(), found) if len(names) == 1 and len(found) > 1 else None
 
 
 class _Candidate(NamedTuple):
@@ -281,6 +301,34 @@ class _Trials:
         """The plan refitted on all prompts."""
         plan, _ = self._refit(steps, fit, self.reference.runs)
         return plan
+
+    def by_guidance(
+        self, best: _Candidate, plan: TrajectoryPlan | PaperPlan
+    ) -> GuidedCoefficients | None:
+        """Coefficients of the best for every value of the guidance argument that differs.
+
+        A value has its own if they help its prompts that they were not fitted on, otherwise those
+        of the plan. None if no value has its own, and if anything else differs between the runs.
+        """
+        kinds = _by_value(self.reference.runs)
+        if best.fit is None or kinds is None or not isinstance(plan, TrajectoryPlan):
+            return None
+        argument, found = kinds
+        helps, coefficients = False, []
+        for _, runs in sorted(found.items()):
+            own = [run for run in self.fitted if run in runs]
+            unseen = [run for run in self.others if run in runs]
+            chosen = plan
+            if own and unseen:
+                joint = best.distances[[self.others.index(run) for run in unseen]]
+                _, every = self._refit(best.steps, best.fit, own)
+                alone = every[self.reference.places(unseen)]
+                if robust_distance(alone) < robust_distance(joint):
+                    helps, (chosen, _) = True, self._refit(best.steps, best.fit, runs)
+            coefficients.append(chosen.coefficients)
+        if not helps:
+            return None
+        return GuidedCoefficients(argument, tuple(sorted(found)), torch.stack(coefficients))
 
     def _refit(
         self, steps: tuple[int, ...], fit: Fit, runs: Sequence[ProfiledPrompt]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ertacache.core.paper import (
@@ -68,7 +68,8 @@ def solve(
 ) -> Policy:
     """Add a plan for the profiled runs to a policy, without the model. Give exactly one target.
 
-    ``attach`` solves by itself; this is for a plan of the paper's method, and to look at one.
+    ``attach`` solves by itself; this is to look at a plan, or for one of the paper's method, which
+    comes before those of ours, since it is only followed as the default.
 
     Args:
         policy: a policy with a profile.
@@ -91,7 +92,7 @@ def solve(
             raise ValueError("the paper's method predicts no error: give a speedup or a threshold")
         options = PaperOptions(reuse, adjust_timesteps, rectify)
         plan = _paper_plan(profile, budget, threshold, options)
-        return policy.with_plan(FittedPlan(plan, profile.schedule.sigmas))
+        return _with_paper_plan(policy, FittedPlan(plan, profile.schedule.sigmas))
     if threshold is not None:
         check_threshold(threshold, method)
     solver = PlanSolver(policy)
@@ -102,6 +103,13 @@ def solve(
     if solved is None:
         raise PolicyError(f"no plan with {budget} computed steps is better than plain reuse")
     return policy.with_plan(solved)
+
+
+def _with_paper_plan(policy: Policy, plan: FittedPlan) -> Policy:
+    """The policy with a plan of the paper's method, ahead of plans of other methods."""
+    found = policy.with_plan(plan).plans
+    ordered = sorted(found, key=lambda each: each.method != plan.method)
+    return replace(policy, plans=tuple(ordered))
 
 
 def _budget(target: Target, num_steps: int) -> int | None:

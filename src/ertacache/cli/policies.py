@@ -80,6 +80,7 @@ def describe_plan(plan: FittedPlan) -> dict[str, object]:
         "speedup": plan.speedup,
         "predicted_error": plan.predicted_error,
         "measured_error": plan.measured_error,
+        "guided": None if plan.guided is None else plan.guided.to_json(),
         "validation": rows,
         "recommended": recommend(plan.validation).recommended if rows else None,
     }
@@ -96,6 +97,8 @@ def print_plan(plan: FittedPlan) -> None:
     )
     print_fact("step mask", draw_mask(plan.compute_steps, plan.num_steps))
     _print_combination(plan.plan)
+    if plan.guided is not None:
+        print_fact("fitted for", f"{plan.guided}, interpolated between")
     if plan.measured_error is not None:
         print_fact("error", f"final latent {plan.measured_error:.3g} from the full run's")
     elif plan.predicted_error is not None:

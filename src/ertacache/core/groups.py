@@ -216,7 +216,8 @@ def spread(pooled: Tensor, side: int, size: Sequence[int]) -> Tensor:
     sides = [float(min(side, pixels)) for pixels in size]
     pooled = functional.interpolate(pooled, scale_factor=sides, mode="nearest")
     for axis, pixels in enumerate(size, start=2):
-        pooled = pooled.narrow(axis, 0, pixels)
+        if pooled.shape[axis] > pixels:
+            pooled = pooled.narrow(axis, 0, pixels)
     return pooled
 
 
@@ -252,9 +253,10 @@ class GroupCombination:
         places = groups.places(latents.shape[layout.channel] // layout.patch**2)
         z = z[:, :, places.repeat_interleave(layout.patch**2)].movedim(3, 1)
         # One entry per step and vector with all bands, to be multiplied with latents as they are.
+        # Contiguous: with the strides of ``z`` a product takes seven times as long.
         axes = [1] * latents.ndim
         axes[layout.channel] = -1
-        self._z = z.reshape(T, n, groups.bands, *axes).to(latents)
+        self._z = z.reshape(T, n, groups.bands, *axes).to(latents).contiguous()
 
     def __call__(self, step: int, vectors: Sequence[Tensor], columns: Sequence[int]) -> Tensor:
         """The combination of some vectors with the coefficients of a step and these columns."""
@@ -262,20 +264,20 @@ class GroupCombination:
         total = rows[columns[0]] * vectors[0]  # (bands, B, ...)
         for column, vector in zip(columns[1:], vectors[1:], strict=True):
             total.addcmul_(rows[column], vector.to(total.dtype))
-        *lower, top = total.unbind()
-        return top + self._layout.pack(self._filter(lower)) if lower else top
+        lower, top = total[:-1], total[-1]
+        return top + self._layout.pack(self._filter(lower)) if len(lower) else top
 
-    def _filter(self, parts: Sequence[Tensor]) -> Tensor:
+    def _filter(self, parts: Tensor) -> Tensor:
         """The sum of P_4 of the first part and P_2 of the second, unpacked.
 
         Added up as means of blocks: those of a larger block are spread over its smaller ones.
         """
-        unpacked = [self._layout.unpack(part) for part in parts]
-        total = pool(unpacked[0], self._sides[0])
-        for part, side in zip(unpacked[1:], self._sides[1:], strict=False):
+        first, *others = self._layout.unpack(parts.flatten(0, 1)).chunk(len(parts))
+        total = pool(first, self._sides[0])
+        for part, side in zip(others, self._sides[1:], strict=False):
             means = pool(part, side)
             total = means + spread(total, 2, means.shape[2:])
-        return spread(total, 2, unpacked[0].shape[2:])
+        return spread(total, 2, first.shape[2:])
 
 
 def group_products(vectors: Sequence[Tensor], groups: Groups, layout: Layout) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, cast
 
 from torch import Tensor
@@ -18,6 +18,7 @@ from ertacache.core.plans import (
     step_strip,
 )
 from ertacache.formats.groups import check_groups, groups_to_json, take_groups
+from ertacache.formats.guided import GuidedCoefficients, guided_shape, take_guided
 from ertacache.formats.schema import (
     MAX_DIMENSIONS,
     MAX_STEPS,
@@ -59,7 +60,12 @@ _COMMON: dict[str, tuple[type, ...]] = {
     "target_psnr": _OPTIONAL,
     "validation": (list,),
 }
-_TRAJECTORY = _COMMON | {"branch": (bool,), "groups": (dict,), "history": (int,)}
+_TRAJECTORY = _COMMON | {
+    "branch": (bool,),
+    "groups": (dict,),
+    "guided": (dict, type(None)),
+    "history": (int,),
+}
 _PAPER = _COMMON | {"gain_shape": (list, type(None)), "reuse": (str,)}
 
 
@@ -134,6 +140,8 @@ class FittedPlan:
         measured_error: the same, measured on prompts that it was not fitted on; None before that.
         validation: measurements, on held-out prompts if there were any.
         target_psnr: the PSNR that it was calibrated for, in dB; None if for something else.
+        guided: coefficients by the value of a guidance argument, for the same compute schedule;
+            None if those of the plan serve all. ``at`` takes them.
 
     Example:
         >>> import torch
@@ -158,6 +166,7 @@ class FittedPlan:
     measured_error: float | None = None
     validation: tuple[ValidationRow, ...] = ()
     target_psnr: float | None = None
+    guided: GuidedCoefficients | None = None
 
     def __post_init__(self) -> None:
         """Check that the parts are valid and belong together."""
@@ -172,6 +181,7 @@ class FittedPlan:
                 if value is not None:
                     low = -math.inf if name == "target_psnr" else 0.0
                     object.__setattr__(self, name, check_number(name, value, low=low))
+            _check_guided(self.guided, self.plan)
             object.__setattr__(self, "validation", tuple(self.validation))
             for row in self.validation:
                 if not isinstance(row, ValidationRow):
@@ -186,6 +196,8 @@ class FittedPlan:
     def __str__(self) -> str:
         """Schedule strip, measured PSNR and speed-up."""
         lines = [self._headline(), step_strip(self.compute_steps, self.num_steps)]
+        if self.guided is not None:
+            lines.append(f"fitted for {self.guided}, interpolated between")
         row = self.measured
         if row is not None:
             psnr = "identical" if row.psnr == math.inf else f"{row.psnr:.1f} dB PSNR"
@@ -231,6 +243,14 @@ class FittedPlan:
         """The row of the plan itself among the measurements; None if there is none."""
         return next((row for row in self.validation if row.method == OWN_ROW), None)
 
+    def at(self, guidance: Mapping[str, tuple[float, ...]]) -> FittedPlan:
+        """This plan with the coefficients for a run with these guidance arguments."""
+        guided, plan = self.guided, self.plan
+        value = None if guided is None else guided.value_in(guidance)
+        if guided is None or value is None or not isinstance(plan, TrajectoryPlan):
+            return self
+        return replace(self, plan=replace(plan, coefficients=guided.at(value)), guided=None)
+
     def fits(self, schedule: Schedule) -> bool:
         """Whether the plan is for runs on this schedule."""
         return close(self.sigmas, schedule.sigmas) and (
@@ -260,8 +280,12 @@ class FittedPlan:
         }
         plan = self.plan
         if isinstance(plan, TrajectoryPlan):
-            groups = groups_to_json(plan.groups)
-            return record | {"branch": plan.branch, "groups": groups, "history": plan.history}
+            return record | {
+                "branch": plan.branch,
+                "groups": groups_to_json(plan.groups),
+                "guided": None if self.guided is None else self.guided.to_json(),
+                "history": plan.history,
+            }
         shape = None if plan.gain is None else list(plan.gain.shape[1:])
         return record | {"gain_shape": shape, "reuse": plan.reuse}
 
@@ -272,6 +296,8 @@ class FittedPlan:
             parts["target"] = self.target
         if isinstance(plan, TrajectoryPlan):
             parts["coefficients"] = plan.coefficients
+            if self.guided is not None:
+                parts["guided"] = self.guided.coefficients
         else:
             parts["adjusted"] = plan.sigmas
             if plan.gain is not None and plan.bias is not None:
@@ -293,7 +319,9 @@ class FittedPlan:
         if method == "trajectory":
             H = check_count(f"{where}.history", record["history"], low=1, high=MAX_HISTORY)  # noqa: N806
             count = take_groups(record["groups"], f"{where}.groups").count
-            shapes["coefficients"] = (T, count, 1 + H * (2 if record["branch"] else 1))
+            one = (T, count, 1 + H * (2 if record["branch"] else 1))
+            several = guided_shape(record["guided"], f"{where}.guided", one)
+            shapes |= {"coefficients": one} | ({} if several is None else {"guided": several})
         else:
             shapes["adjusted"] = (T + 1,)
             if record["gain_shape"] is not None:
@@ -314,8 +342,12 @@ class FittedPlan:
         }
         steps = tuple(take_list(record["compute_steps"], int, f"{where}.compute_steps"))
         plan: TrajectoryPlan | PaperPlan
+        guided: GuidedCoefficients | None = None
         if record["method"] == "trajectory":
             groups = take_groups(record["groups"], f"{where}.groups")
+            if record["guided"] is not None:
+                guidance = take_guided(record["guided"], f"{where}.guided")
+                guided = GuidedCoefficients(*guidance, parts["guided"])
             plan = TrajectoryPlan(steps, parts["coefficients"], groups, branch=record["branch"])
         else:
             reuse = cast(Reuse, record["reuse"])
@@ -331,6 +363,7 @@ class FittedPlan:
                 ValidationRow._from_json(row, f"{where}.validation[{k}]") for k, row in rows
             ),
             target_psnr=record["target_psnr"],
+            guided=guided,
         )
 
 
@@ -352,6 +385,18 @@ def _check_plan(plan: object) -> None:
             raise FormatError(f"branch must be a boolean, got {type(plan.branch).__name__}")
     elif plan.gain is not None:
         _check_gain_shape(list(plan.gain.shape[1:]))
+
+
+def _check_guided(guided: object, plan: TrajectoryPlan | PaperPlan) -> None:
+    """Raise unless coefficients by guidance are those of the plan."""
+    if guided is None:
+        return
+    if not isinstance(guided, GuidedCoefficients) or not isinstance(plan, TrajectoryPlan):
+        raise FormatError("guided must be GuidedCoefficients, and of a trajectory plan")
+    shape = (len(guided.values), *plan.coefficients.shape)
+    check_tensor("guided", guided.coefficients, shape=shape)
+    for one in guided.coefficients:
+        replace(plan, coefficients=one)  # raises unless a plan can have them
 
 
 def _check_gain_shape(shape: list[Any]) -> tuple[int, ...]:

@@ -29,6 +29,8 @@ __all__ = ["PlanChooser"]
 
 _LOG = logging.getLogger("ertacache")
 
+LATER = ", if it began in noise as the profiled ones; it begins later and comes less close"
+
 NO_GAIN = (
     "no plan with {budget} of {steps} steps computed is predicted to be better than plain reuse "
     "on this sigma schedule, so every step is computed: give a smaller speed-up, or calibrate at "
@@ -182,10 +184,11 @@ class PlanChooser:
         assert error is not None
         _LOG.info(
             "solved a plan for this sigma schedule: %d of %d steps computed, predicted PSNR to the "
-            "full run %.1f dB; took %.0f ms",
+            "full run %.1f dB%s; took %.0f ms",
             len(solved.compute_steps),
             steps,
             solver.psnr(error),
+            LATER if solver.begins_later(schedule) else "",
             1e3 * (perf_counter() - start),
         )
         return solved

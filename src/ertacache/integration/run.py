@@ -22,6 +22,7 @@ from ertacache.formats.policy import PolicyError
 from ertacache.integration.branch import branch_output, tensors_of
 from ertacache.integration.choose import PlanChooser
 from ertacache.integration.identity import (
+    current_guidance,
     refuse_differences,
     run_differences,
     warn_of_differences,
@@ -107,6 +108,8 @@ class PolicyRun:
         self.plan, device = plan, self._setup.cache_device
         self._stepper = FullStepper(self.num_steps)
         if plan is not None:
+            if plan.guided is not None:
+                self.plan = plan = plan.at(current_guidance(self._setup.pipe))
             self._stepper = make_stepper(plan.plan, layout=self._layout, cache_device=device)
 
     def _layout(self, latents: Tensor) -> Layout:

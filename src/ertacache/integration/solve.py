@@ -50,6 +50,10 @@ __all__ = [
 
 Steps = tuple[int, ...]
 
+LATER = Fit(ridge=0.1, order=1)
+"""Of runs that begin later than the profiled ones, in data of the user's. Their outputs change more
+than the profile shows, so that a searched schedule and a weak ridge trust it too far."""
+
 QUICK = 5
 """Rounds of a search that begins with good schedules, so that a run starts in a moment."""
 
@@ -152,8 +156,11 @@ class PlanSolver:
         """The plan of a run with so many computed steps; None if it is no better than plain reuse.
 
         Where it is simulated to be no better with the measured ridge, stronger ones are tried. On
-        the profiled schedule trials have compared the two, if there were any.
+        the profiled schedule trials have compared the two, if there were any. A run that begins
+        later has a uniform compute schedule and coefficients near to a line through two outputs.
         """
+        if self.begins_later(schedule):
+            return self._uniform(schedule, budget, LATER)
         with torch.inference_mode():  # thousands of small operations: a fifth of the time
             run = self._run(schedule)
             point: FrontierPoint | None = self._point(run, budget)
@@ -166,7 +173,14 @@ class PlanSolver:
 
     def plain(self, schedule: Schedule, budget: int) -> FittedPlan:
         """Plain reuse on the uniform compute schedule, as a plan."""
-        run, fit = self._run(schedule), Fit(ridge=PLAIN)
+        return self._uniform(schedule, budget, Fit(ridge=PLAIN))
+
+    def begins_later(self, schedule: Schedule) -> bool:
+        """Whether a run, unlike the profiled ones, begins after its first step: image to image."""
+        return self.profile.schedule.begun and not schedule.begun
+
+    def _uniform(self, schedule: Schedule, budget: int, fit: Fit) -> FittedPlan:
+        run = self._run(schedule)
         steps = spread_schedule(schedule.num_steps, budget, self.pinned(schedule))
         plan, error = self._fit_plan(run, steps, fit), run.error(steps, fit)
         return _fitted(FrontierPoint(plan, fit, error, error), schedule)
@@ -180,9 +194,19 @@ class PlanSolver:
         if self.profile.schedule.same_run(schedule):
             return {len(known.compute_steps): known.predicted_error for known in self.known}
         budgets = self.budgets(schedule)
+        if self.begins_later(schedule):
+            return self._later_curve(schedule, budgets)
         starts = [self._starts(schedule, n, count=1)[0] for n in budgets]
         found = self._frontier(self._run(schedule), budgets, starts=starts, rounds=0)
         return {point.computed: point.predicted_error for point in found.points}
+
+    def _later_curve(self, schedule: Schedule, budgets: range) -> dict[int, float]:
+        run, pinned, least = self._run(schedule), self.pinned(schedule), math.inf
+        curve = {}
+        for budget in budgets[:-1]:
+            steps = spread_schedule(schedule.num_steps, budget, pinned)
+            least = curve[budget] = min(least, run.error(steps, LATER))
+        return curve | {budgets[-1]: 0.0}
 
     def rows(self) -> list[FrontierRow]:
         """The frontier, with what was measured of it, by ascending numbers of computed steps."""

@@ -22,6 +22,7 @@ from ertacache.core.plans import PaperPlan, TrajectoryPlan
 from ertacache.core.simulate import Fit
 from ertacache.formats.fingerprint import Fingerprint, hash_config
 from ertacache.formats.fitted import FittedPlan, ValidationRow
+from ertacache.formats.guided import GuidedCoefficients
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import Profile, ProfiledPrompt
 
@@ -144,6 +145,12 @@ def grouped_plan(
     return TrajectoryPlan(compute_steps, z, groups, branch=True)
 
 
+def guided_coefficients(plan: TrajectoryPlan) -> GuidedCoefficients:
+    """Coefficients for two values: those of a plan, and twice as large ones."""
+    both = torch.stack([plan.coefficients, 2 * plan.coefficients])
+    return GuidedCoefficients("guidance_scale", (2.5, 3.5), both)
+
+
 def measured_plan() -> FittedPlan:
     """A plan with all that a file can say of one."""
     return FittedPlan(
@@ -154,6 +161,7 @@ def measured_plan() -> FittedPlan:
         measured_error=0.0025,
         validation=ROWS,
         target_psnr=42.5,
+        guided=guided_coefficients(grouped_plan()),
     )
 
 
