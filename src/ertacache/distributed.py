@@ -113,9 +113,10 @@ class Processes:
         except Exception as error:
             if self.count > 1 and not self._failed:
                 self._failed = True
-                reason = str(error) if isinstance(error, ValueError) else repr(error)
+                known = isinstance(error, ValueError | OSError)  # repr leaves out the file
+                reason = (str(error) if known else "") or repr(error)
                 with suppress(FailedError):
-                    self._exchange("", (reason or repr(error)).encode(), failed=True)
+                    self._exchange("", reason.encode(), failed=True)
             raise
 
     def leave(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,22 @@ def test_only_parts_are_removed(parts: Parts) -> None:
     mine.write_bytes(b"mine")
     parts.remove()
     assert list(parts.folder.iterdir()) == [mine]
+
+
+def test_another_process_removes_the_parts_meanwhile(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All processes of a launch remove what they share, at the same moment."""
+    listed = os.listdir
+
+    def gone(folder: Path) -> list[str]:
+        shutil.rmtree(folder)
+        return listed(folder)
+
+    parts.save("0f", {"a": torch.zeros(1)})
+    monkeypatch.setattr(os, "listdir", gone)  # the folder is gone when it is opened
+    parts.remove()
+    monkeypatch.setattr(os, "listdir", lambda folder: [*listed(folder), "0e.safetensors"])
+    parts.save("0f", {"a": torch.zeros(1)})
+    parts.remove()  # a file is gone when it is unlinked
+    assert not parts.folder.exists()

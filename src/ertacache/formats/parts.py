@@ -116,9 +116,10 @@ class Parts:
         return None
 
     def remove(self) -> None:
-        """Remove all parts, and the folder if nothing else is in it."""
-        for path in self.folder.glob("*.safetensors"):
-            if _KEY.fullmatch(path.stem):
-                path.unlink(missing_ok=True)
+        """Remove all parts, and the folder if nothing else is in it; other processes may, too."""
+        with suppress(FileNotFoundError):  # glob would check the folder first, and then open it
+            for path in list(self.folder.iterdir()):
+                if path.suffix == ".safetensors" and _KEY.fullmatch(path.stem):
+                    path.unlink(missing_ok=True)
         with suppress(OSError):
             self.folder.rmdir()
