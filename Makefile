@@ -62,6 +62,7 @@ bench: setup
 	PYTHONPATH=build/torchao $(BIN)/python benchmarks/check.py checkpoints/lora
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/app_load.py
+	$(BIN)/python benchmarks/newcomer.py
 	for model in $(MODELS); do $(BIN)/python benchmarks/overhead.py $$model || exit 1; done
 	$(BIN)/python -m training.reference reference
 	$(foreach model,$(MODELS),$(BIN)/ertacache bench $(model) $(REFERENCE_$(model)) --force -o results/bench-$(model).json &&) true

@@ -25,6 +25,7 @@ from figuretables import (
     overhead_table,
     sensitivity_table,
 )
+from newcomer import newcomer_table
 from rows import RESULTS, ROOT, Row, read_rows
 from scheduletables import groups_table, predictions_table, schedules_table
 
@@ -52,6 +53,7 @@ PAGES = {
     "compatibility": "docs/compatibility.md",
     "comfyui": "comfyui/README.md",
     "scale": "docs/scale.md",
+    "newcomer": "docs/start.md",
 }
 BUSY = 3.0  # load before a measurement; what was measured last counts for a minute
 SOURCES = {"overview": "fidelity"}  # tables made of the rows of another one
@@ -274,6 +276,7 @@ TABLES: dict[str, Callable[[Any], str]] = {
     "compatibility": compatibility_table,
     "comfyui": comfyui_table,
     "scale": scale_table,
+    "newcomer": newcomer_table,
 }
 
 

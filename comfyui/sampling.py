@@ -118,6 +118,7 @@ class PolicyRun:
             return self._base(model, x, sigmas, **given)
         self._check(model.inner_model, x)
         run = self._sampler(prediction)
+        run.guidance = self._guidance(model.inner_model)
         levels = sigmas.clone()  # a base such as uni_pc writes to them, and ComfyUI keeps them
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -140,6 +141,11 @@ class PolicyRun:
                 self._policy, self._base, speedup=self._speedup, prediction=prediction
             )
         return self._samplers[prediction]
+
+    def _guidance(self, guider: Any) -> dict[str, float]:
+        """The guidance of a run, under the name that the policy has for it."""
+        name, scale = cfg_name(self._policy.fingerprint.guidance), getattr(guider, CFG, None)
+        return {} if name is None or scale is None else {name: float(scale)}
 
     def _can_follow(
         self,
@@ -174,10 +180,9 @@ class PolicyRun:
                 "of this model, or calibrate one"
             )
         facts = self._policy.fingerprint
-        name, scale = cfg_name(facts.guidance), getattr(guider, CFG, None)
-        if name is not None and scale is not None:
+        for name, scale in self._guidance(guider).items():
             calibrated = replace(facts, guidance={CFG: facts.guidance[name]})
-            for found in calibrated.compare(replace(facts, guidance={CFG: (float(scale),)})):
+            for found in calibrated.compare(replace(facts, guidance={CFG: (scale,)})):
                 _LOG.warning(
                     "ERTACache: the policy was calibrated under other conditions: %s; compare with "
                     "the full run, and calibrate with this cfg if it is worse than you like",

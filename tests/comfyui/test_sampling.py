@@ -13,6 +13,8 @@ from torch import Tensor
 
 import ertacache
 from ertacache import Policy, PolicyError
+from ertacache.core.plans import TrajectoryPlan
+from ertacache.formats.guided import GuidedCoefficients
 from ertacache.integration.loops import Loop
 from tests.comfyui.stand_ins import SHAPE, Guider, Inpaint, KSampler, Patcher, load_pack
 from tests.core import samplers
@@ -162,6 +164,29 @@ def test_another_cfg_is_logged(
         with caplog.at_level(logging.WARNING):
             run(ours, model)
         assert ("conditions: cfg is 7.0, was 2.0; compare" in caplog.text) == warned
+
+
+@pytest.mark.parametrize("argument", ["cfg", "true_cfg_scale"])
+def test_a_run_takes_the_coefficients_of_its_cfg(
+    sampling: Any, policy: Policy, argument: str
+) -> None:
+    """Under the name that the policy has for it, whoever calibrated."""
+    known = policy.default
+    assert isinstance(known.plan, TrajectoryPlan)
+    z = known.plan.coefficients
+    own = GuidedCoefficients(argument, (2.0, 4.0), torch.stack([torch.zeros_like(z), z]))
+    facts = replace(policy.fingerprint, guidance={argument: (2.0, 4.0)})
+    listed = replace(policy, plans=(replace(known, guided=own),), fingerprint=facts)
+    plain, ours = (
+        sampling.accelerate(each, KSampler(samplers.euler), known.speedup)
+        for each in (replace(policy, plans=(known,)), listed)
+    )
+    model = ready_model()
+    model.inner_model.set_cfg(4.0)
+    expected, _ = run(plain, model)
+    assert torch.equal(run(ours, model)[0], expected)
+    model.inner_model.set_cfg(2.0)
+    assert not torch.allclose(run(ours, model)[0], expected, rtol=0.1, atol=0.1)
 
 
 def test_packed_latents_of_another_size_are_refused(sampling: Any, policy: Policy) -> None:

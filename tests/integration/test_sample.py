@@ -13,11 +13,13 @@ from torch import Tensor
 
 import ertacache
 from ertacache.calibration.recorder import Recorder
+from ertacache.calibration.solve import solve
 from ertacache.core.flows import GaussianRing, rmse, shifted_sigmas
 from ertacache.core.groups import Groups, Layout
 from ertacache.core.plans import PaperPlan, TrajectoryPlan
 from ertacache.core.sampler import run_reference
 from ertacache.formats.fitted import FittedPlan
+from ertacache.formats.guided import GuidedCoefficients
 from ertacache.formats.policy import Policy, PolicyError
 from ertacache.integration.sample import PolicySampler, denoise_of, sample
 from tests.core import samplers
@@ -264,6 +266,30 @@ def test_a_plan_with_a_second_history_is_replaced_by_a_solved_one(policy: Policy
     mixed = replace(policy, plans=(branch,))
     ours = sample(velocity, noise(50), SIGMAS, mixed)
     assert torch.equal(ours, sample(velocity, noise(50), SIGMAS, policy, speedup=2))
+
+
+def guided(policy: Policy, argument: str = "guidance_scale") -> Policy:
+    """The policy with a plan that reuses nothing but noise at guidance 2, and is right at 4."""
+    known = solve(policy, speedup=2).default
+    assert isinstance(known.plan, TrajectoryPlan)
+    z = known.plan.coefficients
+    own = GuidedCoefficients(argument, (2.0, 4.0), torch.stack([torch.zeros_like(z), z]))
+    return policy.with_plan(replace(known, guided=own))
+
+
+def test_a_run_takes_the_coefficients_of_its_guidance(policy: Policy) -> None:
+    listed, noises = guided(policy), noise(50)
+    plain = sample(velocity, noises, SIGMAS, policy, speedup=2)
+    for given in ({}, {"cfg": 2.0}, {"guidance_scale": 4.0}):
+        found = sample(velocity, noises, SIGMAS, listed, speedup=2, guidance=given)
+        assert torch.equal(found, plain)
+    found = sample(velocity, noises, SIGMAS, listed, speedup=2, guidance={"guidance_scale": 2})
+    assert not torch.allclose(found, plain, rtol=0.1, atol=0.1)
+    sampler = PolicySampler(listed, samplers.euler, speedup=2)
+    for value, same in ((4.0, True), (2.0, False), (3.9, False)):
+        sampler.guidance = {"guidance_scale": value}
+        found = sampler(model, noises, SIGMAS)
+        assert torch.allclose(found, plain, rtol=1e-4, atol=1e-4) == same
 
 
 def test_a_plan_of_the_papers_method_takes_the_steps_of_the_solver(policy: Policy) -> None:

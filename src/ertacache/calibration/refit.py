@@ -48,6 +48,8 @@ __all__ = ["REFIT_PROMPTS", "check_refit_prompts", "refit", "refit_budget"]
 REFIT_PROMPTS = 32  # by default: with half as many, out-of-distribution prompts diverge
 ATTEMPTS = 15  # candidates, about
 HISTORIES = (5, 3)  # besides 4: a long one suits many computed steps
+SHARES = (0.0, 0.1, 0.3)
+"""How much prompts of other guidance count in the coefficients of one value of it."""
 
 
 def refit(
@@ -308,37 +310,53 @@ class _Trials:
         """Coefficients of the best for every value of the guidance argument that differs.
 
         A value has its own if they help its prompts that they were not fitted on, otherwise those
-        of the plan. None if no value has its own, and if anything else differs between the runs.
+        of the plan. In its own, prompts of other values count less, or not at all: whichever helps
+        more. None if no value has its own, and if anything else differs between the runs.
         """
         kinds = _by_value(self.reference.runs)
         if best.fit is None or kinds is None or not isinstance(plan, TrajectoryPlan):
             return None
         argument, found = kinds
-        helps, coefficients = False, []
+        coefficients = []
         for _, runs in sorted(found.items()):
-            own = [run for run in self.fitted if run in runs]
-            unseen = [run for run in self.others if run in runs]
-            chosen = plan
-            if own and unseen:
-                joint = best.distances[[self.others.index(run) for run in unseen]]
-                _, every = self._refit(best.steps, best.fit, own)
-                alone = every[self.reference.places(unseen)]
-                if robust_distance(alone) < robust_distance(joint):
-                    helps, (chosen, _) = True, self._refit(best.steps, best.fit, runs)
-            coefficients.append(chosen.coefficients)
-        if not helps:
+            share = self._best_share(best, runs)
+            if share is None:
+                coefficients.append(plan.coefficients)
+            else:
+                own, _ = self._refit(best.steps, best.fit, runs, self.reference.runs, share)
+                coefficients.append(own.coefficients)
+        if all(each is plan.coefficients for each in coefficients):
             return None
         return GuidedCoefficients(argument, tuple(sorted(found)), torch.stack(coefficients))
 
+    def _best_share(self, best: _Candidate, runs: Sequence[ProfiledPrompt]) -> float | None:
+        """How much other runs should count in the coefficients of some; None: as much as these."""
+        own = [run for run in self.fitted if run in runs]
+        unseen = [run for run in self.others if run in runs]
+        if best.fit is None or not own or not unseen:
+            return None
+        joint = best.distances[[self.others.index(run) for run in unseen]]
+        errors: dict[float | None, float] = {None: robust_distance(joint)}
+        for share in SHARES:
+            _, every = self._refit(best.steps, best.fit, own, self.fitted, share)
+            errors[share] = robust_distance(every[self.reference.places(unseen)])
+        return min(errors, key=errors.__getitem__)
+
     def _refit(
-        self, steps: tuple[int, ...], fit: Fit, runs: Sequence[ProfiledPrompt]
+        self,
+        steps: tuple[int, ...],
+        fit: Fit,
+        runs: Sequence[ProfiledPrompt],
+        others: Sequence[ProfiledPrompt] = (),
+        share: float = 0.0,
     ) -> tuple[TrajectoryPlan, Tensor]:
-        """The plan refitted on some runs, and the distances of all."""
+        """The plan refitted on some runs and, by their share, on others; the distances of all."""
         profile = profile_of(self.policy)
         known = dict(zip(profile.runs, profile.weights.tolist(), strict=True))
         weights = torch.zeros(len(self.reference.runs), dtype=torch.float64)
-        for place, run in zip(self.reference.places(runs), runs, strict=True):
-            weights[place] = known[run]
+        for counted, part in ((share, others), (1.0, runs)):
+            for place, run in zip(self.reference.places(part), part, strict=True):
+                weights[place] = counted * known[run]
         return refit_plan(
             self.session,
             self.reference,

@@ -28,6 +28,7 @@ from ertacache.integration.warnings import RunWarnings
 
 __all__ = [
     "Callback",
+    "Guidance",
     "PolicySampler",
     "Sampler",
     "denoise_of",
@@ -53,6 +54,9 @@ Sampler = Callable[..., Tensor]
 LOOP = "loop"
 """The pipeline and the scheduler in the fingerprint of a loop."""
 
+Guidance = Mapping[str, float]
+"""Guidance of a run by the name of the argument."""
+
 _PREDICTIONS = ("flow", "epsilon")
 _POLICIES = 8  # whose plans are kept
 
@@ -70,6 +74,7 @@ def sample(
     prediction: str | None = None,
     layout: Layout | None = None,
     model: str | None = None,
+    guidance: Guidance | None = None,
     callback: Callback | None = None,
     cache_device: str | torch.device | None = None,
 ) -> Tensor:
@@ -93,6 +98,8 @@ def sample(
             scaled); None takes that of the policy.
         layout: which axes of the latents are channels; by default axis 1 of four or five.
         model: name of the network's class, compared with that of the policy if both are known.
+        guidance: that of the run by the name of the argument, such as ``{"guidance_scale": 5}``: a
+            policy that was calibrated over a list of values has coefficients for it.
         callback: called on every step.
         cache_device: where outputs are kept between steps; None leaves them where they are.
 
@@ -110,7 +117,7 @@ def sample(
     return _follow(
         denoise,
         noise,
-        plans.choose(run, noise, layout),
+        plans.choose(run, noise, layout, guidance),
         sigmas=torch.as_tensor(sigmas),
         solver=solver,
         layout=layout,
@@ -126,6 +133,8 @@ class PolicySampler:
     run on a sigma schedule starts at once.
 
     Attributes:
+        guidance: of the next runs by the name of the argument, as in ``sample``; empty where it is
+            not known.
         plan: of the present or last run; None before it, and if all was computed.
         computed: evaluations of the network in the present or last run under a plan.
     """
@@ -159,6 +168,7 @@ class PolicySampler:
         target = Target(speedup, compute_steps, min_psnr)
         self._plans = _Plans(policy, target, prediction, model)
         self._base, self._layout, self._device = base, layout, cache_device
+        self.guidance: Guidance = {}
         self.plan: FittedPlan | None = None
         self.computed = 0
 
@@ -176,7 +186,7 @@ class PolicySampler:
         extra = dict(extra_args or {})
         integrate = integrate_sampler(self._base, like=model, extra_args=extra, **options)
         run = self._plans.read(integrate, sigmas, x, key=repr(sorted(options.items())))
-        self.plan, self.computed = self._plans.choose(run, x, self._layout), 0
+        self.plan, self.computed = self._plans.choose(run, x, self._layout, self.guidance), 0
         if self.plan is None:
             return self._base(
                 model,
@@ -248,11 +258,14 @@ class _Plans:
         share = levels[0] if flow else levels[0] / (1 + levels[0])
         return bool(share >= profile.schedule.sigmas[0] - 1e-3)
 
-    def choose(self, run: LoopRun, sample: Tensor, layout: Layout | None) -> FittedPlan | None:
+    def choose(
+        self, run: LoopRun, sample: Tensor, layout: Layout | None, guidance: Guidance | None
+    ) -> FittedPlan | None:
         """The plan of a run; None if every step is computed."""
         plan = self._chooser.choose_for(run.schedule)
         if plan is None:
             return None
+        plan = plan.at({name: (float(value),) for name, value in (guidance or {}).items()})
         shape = tuple(sample.shape)
         try:
             plan.plan.check_shape(shape[1:])
