@@ -466,6 +466,51 @@ def test_every_value_of_guidance_has_its_own_coefficients_where_they_help(tiny: 
             assert torch.equal(plan_of(handle.plan).coefficients, guided.at(value))
 
 
+@pytest.mark.parametrize("best", [0.0, 0.1, 0.3, None])
+def test_prompts_of_other_guidance_count_as_much_as_helps(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch, best: float | None
+) -> None:
+    """In the coefficients of a value; None: none has its own, those of the plan are better."""
+    values = [1.0, 30.0]
+    session = Session(tiny, tiny_call() | {"guidance_scale": values}, batch_size=2)
+    runs = session.number_runs([*TINY_PROMPTS, *TINY_HELDOUT][:8])
+    known = profile_runs(session, runs, keep=runs)
+    profile = profile_of(known)
+    usual = dict(zip(profile.runs, profile.weights.tolist(), strict=True))
+    shares: list[float | None] = []
+
+    def share(weights: Tensor) -> float | None:
+        """How much the value counts that counts less; None if both count alike."""
+        found = {value: set[float]() for value in values}
+        for run, weight in zip(runs, weights.tolist(), strict=True):
+            found[dict(run.arguments)["guidance_scale"]].add(round(weight / usual[run], 6))
+        low, high = sorted(max(each) for each in found.values())
+        assert high == 1.0
+        return None if low == high else low
+
+    def refit_scripted(
+        _: Any, reference: Reference, steps: Steps, *, weights: Tensor, fit: Fit, **__: Any
+    ) -> tuple[TrajectoryPlan, Tensor]:
+        shares.append(share(weights))
+        z = torch.full((TINY_STEPS, fit.groups.count, 1 + fit.history), len(shares)).double()
+        error = errors(reference, 1.0 if shares[-1] == best else 2.0)
+        return TrajectoryPlan(steps, z, fit.groups), error
+
+    monkeypatch.setattr("ertacache.calibration.refit.refit_plan", refit_scripted)
+    monkeypatch.setattr(
+        "ertacache.calibration.refit.run_plan", lambda _, found, *__, **___: errors(found, 9.0)
+    )
+    fitted = refit_budget(session, known, session.reference(runs), 3)
+    own = [each for each in shares if each is not None]
+    if best is None:
+        assert fitted.guided is None
+        assert own == [0.0, 0.1, 0.3] * 2
+    else:
+        assert own == [0.0, 0.1, 0.3, best] * 2  # the last one with all prompts
+        assert fitted.guided is not None
+        assert fitted.guided.coefficients[:, 0, 0, 0].tolist() == [len(shares) - 4, len(shares)]
+
+
 def test_other_arguments_than_guidance_share_their_coefficients(tiny: Any) -> None:
     call = tiny_call() | {"num_inference_steps": 4, "negative_prompt": ["black", "red"]}
     session = Session(tiny, call)
