@@ -94,12 +94,10 @@ def sample(
         compute_steps: this many computed steps, in place of a speed-up.
         min_psnr: the fewest computed steps with this PSNR in dB; without any, the first plan.
         solver: makes the solver of a full run for a sigma schedule; Euler by default.
-        prediction: ``"flow"`` (sigmas from 1 to 0) or ``"epsilon"`` (sigmas of the noise, data not
-            scaled); None takes that of the policy.
+        prediction: ``"flow"`` (1 to 0) or ``"epsilon"`` (unscaled data); None: the policy's.
         layout: which axes of the latents are channels; by default axis 1 of four or five.
         model: name of the network's class, compared with that of the policy if both are known.
-        guidance: that of the run by the name of the argument, such as ``{"guidance_scale": 5}``: a
-            policy that was calibrated over a list of values has coefficients for it.
+        guidance: of the run, such as ``{"guidance_scale": 5}``, if several values were calibrated.
         callback: called on every step.
         cache_device: where outputs are kept between steps; None leaves them where they are.
 
@@ -110,9 +108,8 @@ def sample(
         PolicyError: if it cannot be followed: another model, prediction or number of channels, or
             a solver that is not linear; a ValueError if a shape or target is out of range.
     """
-    target = Target(speedup, compute_steps, min_psnr)
     known = policy if isinstance(policy, Policy) else Policy.load(policy)
-    plans = _plans_of(known, target, prediction, model)
+    plans = _plans_of(known, Target(speedup, compute_steps, min_psnr), prediction, model)
     run = plans.read(integrate_with(solver), sigmas, noise, key=solver)
     return _follow(
         denoise,
