@@ -286,8 +286,9 @@ def _leads(ours: BenchRow, baselines: Sequence[BenchRow]) -> str:
         if mine is None or other is None or row.lead is None:
             continue
         if _overlap(mine, other):
-            lead = f"{row.lead.value:+.1f} dB ({row.lead.low:+.1f} to {row.lead.high:+.1f})"
-            leads.append(f"{lead} from *{row.method}*")
+            side = "above" if row.lead.value >= 0 else "below"
+            spread = f"{row.lead.low:+.1f} to {row.lead.high:+.1f}"
+            leads.append(f"{abs(row.lead.value):.1f} dB {side} that of *{row.method}* ({spread})")
     return f" Prompt by prompt its PSNR is {_list(leads)}." if leads else ""
 
 

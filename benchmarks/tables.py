@@ -63,7 +63,7 @@ OVERVIEW = {
     "fewer steps": "fewer steps",
     "plain reuse": "plain reuse",
     "paper (network-calibrated)": "paper",
-    "paper (network-calibrated), no timesteps": "paper, its timesteps left alone",
+    "paper (network-calibrated), no timesteps": "paper, no timesteps",
 }
 
 

@@ -62,7 +62,7 @@ def test_no_lead_is_reported(load: Callable[[str], Any]) -> None:
     )
     paired = row("uniform", 49.0, lead=Interval(1.0, 0.84, 1.2))
     assert verdict([ours, paired]).endswith(
-        " in PSNR. Prompt by prompt its PSNR is +1.0 dB (+0.8 to +1.2) from *uniform*."
+        " in PSNR. Prompt by prompt its PSNR is 1.0 dB above that of *uniform* (+0.8 to +1.2)."
     )
     better = row("uniform", 51.0)
     assert "is behind *uniform* (intervals overlap) in PSNR" in verdict([ours, better])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ertacache.calibration.lockstep import refit_plan, run_plan
+from ertacache.calibration.lockstep import refit_plans, run_plan
 from ertacache.calibration.profile import profile_runs
 from ertacache.calibration.reference import Reference
 from ertacache.calibration.session import Session, number_runs
@@ -45,9 +45,9 @@ def refitted(
     fitted: Sequence[int] | None = None,
 ) -> tuple[TrajectoryPlan, Tensor]:
     reference = session.reference(runs)
-    weights = torch.zeros(len(runs), dtype=torch.float64)
-    weights[list(range(len(runs)) if fitted is None else fitted)] = 1.0
-    return refit_plan(
+    weights = torch.zeros(1, len(runs), dtype=torch.float64)
+    weights[0, list(range(len(runs)) if fitted is None else fitted)] = 1.0
+    (plan,), found = refit_plans(
         session,
         reference,
         STEPS,
@@ -55,6 +55,7 @@ def refitted(
         fit=fit or Fit(),
         weights=weights,
     )
+    return plan, found
 
 
 @pytest.fixture(scope="module")

@@ -113,13 +113,13 @@ class Script:
         fit: Fit,
         weights: Tensor,
         **_: Any,
-    ) -> tuple[TrajectoryPlan, Tensor]:
+    ) -> tuple[list[TrajectoryPlan], Tensor]:
         self.tried.append((steps, fit))
-        self.fitted.append(weights.nonzero().flatten().tolist())
+        self.fitted.append(weights[0].nonzero().flatten().tolist())
         z = torch.zeros(reference.schedule.num_steps, fit.groups.count, 1 + fit.history)
         z = torch.cat([z, z[..., 1:]], dim=-1).double() if fit.branch else z.double()
         plan = TrajectoryPlan(steps, z, fit.groups, branch=fit.branch)
-        return plan, errors(reference, self.error(steps, fit))
+        return [plan], errors(reference, self.error(steps, fit))
 
     def run(self, session: Session, reference: Reference, plan: object, **_: Any) -> Tensor:
         assert isinstance(plan, TrajectoryPlan)
@@ -146,7 +146,7 @@ def scripted(
     monkeypatch.setattr("ertacache.calibration.refit._paper_schedule", lambda *_: [PAPER])
 
     def refit_three(script: Script, policy: Policy = tiny_known, **changes: Any) -> FittedPlan:
-        monkeypatch.setattr("ertacache.calibration.refit.refit_plan", script.refit)
+        monkeypatch.setattr("ertacache.calibration.refit.refit_plans", script.refit)
         monkeypatch.setattr("ertacache.calibration.refit.run_plan", script.run)
         facts = replace(reference.facts, **changes)
         return refit_budget(session, policy, replace(reference, facts=facts), 3)
@@ -437,8 +437,8 @@ def test_a_second_history_may_need_a_weaker_ridge(scripted: Callable[..., Fitted
     assert script.tried[-1] == (POOR, best)
 
 
-def test_every_value_of_guidance_has_its_own_coefficients_where_they_help(tiny: Any) -> None:
-    """A run takes those of its value, interpolated; where they do not help, those of the plan."""
+def test_every_value_of_guidance_has_its_own_coefficients(tiny: Any) -> None:
+    """Fitted side by side; a run takes those of its value, interpolated."""
     call = tiny_call() | {"num_inference_steps": 6}
     session = Session(tiny, call | {"guidance_scale": [1.0, 30.0]}, batch_size=2)
     runs = session.number_runs([*TINY_PROMPTS, *TINY_HELDOUT][:8])
@@ -449,16 +449,15 @@ def test_every_value_of_guidance_has_its_own_coefficients_where_they_help(tiny: 
     assert guided is not None
     assert (guided.argument, guided.values) == ("guidance_scale", (1.0, 30.0))
     policy = Policy(known.fingerprint, profile=known.profile, plans=(fitted,))
-    own = [not torch.equal(z, plan_of(fitted).coefficients) for z in guided.coefficients]
-    assert any(own)
-    for value, z, is_own in zip(guided.values, guided.coefficients, own, strict=True):
+    joint, own = [], []
+    for value, z in zip(guided.values, guided.coefficients, strict=True):
         part = reference.select(
             [k for k, run in enumerate(runs) if value in dict(run.arguments).values()]
         )
-        facts = known.fingerprint
-        joint = run_plan(session, part, plan_of(fitted), fingerprint=facts)
-        alone = run_plan(session, part, replace(plan_of(fitted), coefficients=z), fingerprint=facts)
-        assert (typical_distance(alone) < typical_distance(joint)) == is_own
+        facts, plan = known.fingerprint, plan_of(fitted)
+        joint.append(run_plan(session, part, plan, fingerprint=facts))
+        own.append(run_plan(session, part, replace(plan, coefficients=z), fingerprint=facts))
+    assert typical_distance(torch.cat(own)) < typical_distance(torch.cat(joint))
     for value in (1.0, 7.0, 30.0):
         with attach(tiny, policy) as handle:
             tiny(TINY_PROMPTS[0], output_type="pt", **(call | {"guidance_scale": value}))
@@ -466,49 +465,64 @@ def test_every_value_of_guidance_has_its_own_coefficients_where_they_help(tiny: 
             assert torch.equal(plan_of(handle.plan).coefficients, guided.at(value))
 
 
-@pytest.mark.parametrize("best", [0.0, 0.1, 0.3, None])
+@pytest.mark.parametrize("best", [0.0, 0.1, 0.3, 1.0])
 def test_prompts_of_other_guidance_count_as_much_as_helps(
-    tiny: Any, monkeypatch: pytest.MonkeyPatch, best: float | None
+    tiny: Any, monkeypatch: pytest.MonkeyPatch, best: float
 ) -> None:
-    """In the coefficients of a value; None: none has its own, those of the plan are better."""
+    """In the coefficients of a value; 1: all count alike, and the plan serves all values."""
     values = [1.0, 30.0]
     session = Session(tiny, tiny_call() | {"guidance_scale": values}, batch_size=2)
     runs = session.number_runs([*TINY_PROMPTS, *TINY_HELDOUT][:8])
     known = profile_runs(session, runs, keep=runs)
     profile = profile_of(known)
     usual = dict(zip(profile.runs, profile.weights.tolist(), strict=True))
-    shares: list[float | None] = []
+    shares: list[float] = []
 
-    def share(weights: Tensor) -> float | None:
-        """How much the value counts that counts less; None if both count alike."""
-        found = {value: set[float]() for value in values}
-        for run, weight in zip(runs, weights.tolist(), strict=True):
-            found[dict(run.arguments)["guidance_scale"]].add(round(weight / usual[run], 6))
-        low, high = sorted(max(each) for each in found.values())
-        assert high == 1.0
-        return None if low == high else low
+    def share(weights: Tensor, follows: list[int]) -> float:
+        """How much runs of other values count; in each fit the runs that follow it count fully."""
+        counted = weights / torch.tensor([usual[run] for run in runs]).double()
+        fitted = (weights > 0).any(0)
+        if len(weights) == 1:
+            assert follows == [0] * len(runs)
+            assert counted[0, fitted].tolist() == pytest.approx([1.0] * int(fitted.sum()))
+            return 1.0
+        assert follows == [values.index(dict(run.arguments)["guidance_scale"]) for run in runs]
+        own = torch.eye(2).bool()[:, follows]
+        assert counted[own & fitted].tolist() == pytest.approx([1.0] * int(fitted.sum()))
+        (found,) = {round(one, 6) for one in counted[~own & fitted].tolist()}
+        return found
 
     def refit_scripted(
-        _: Any, reference: Reference, steps: Steps, *, weights: Tensor, fit: Fit, **__: Any
-    ) -> tuple[TrajectoryPlan, Tensor]:
-        shares.append(share(weights))
+        _: Any,
+        reference: Reference,
+        steps: Steps,
+        *,
+        weights: Tensor,
+        follows: list[int],
+        fit: Fit,
+        **__: Any,
+    ) -> tuple[list[TrajectoryPlan], Tensor]:
+        shares.append(share(weights, follows))
         z = torch.full((TINY_STEPS, fit.groups.count, 1 + fit.history), len(shares)).double()
-        error = errors(reference, 1.0 if shares[-1] == best else 2.0)
-        return TrajectoryPlan(steps, z, fit.groups), error
+        plans = [TrajectoryPlan(steps, z + k, fit.groups) for k in range(len(weights))]
+        return plans, errors(reference, 1.0 if shares[-1] == best else 2.0)
 
-    monkeypatch.setattr("ertacache.calibration.refit.refit_plan", refit_scripted)
+    monkeypatch.setattr("ertacache.calibration.refit.refit_plans", refit_scripted)
     monkeypatch.setattr(
         "ertacache.calibration.refit.run_plan", lambda _, found, *__, **___: errors(found, 9.0)
     )
     fitted = refit_budget(session, known, session.reference(runs), 3)
-    own = [each for each in shares if each is not None]
-    if best is None:
+    # The search, the other shares, the exchanged halves, and all prompts: alike, then by value.
+    end = [0.3, 0.0, 1.0, best, 1.0] + [best] * (best < 1.0)
+    assert shares[-len(end) :] == end
+    assert set(shares[: -len(end)]) == {0.1}
+    assert plan_of(fitted).coefficients[0, 0, 0] == len(shares) - (best < 1.0)
+    if best == 1.0:
         assert fitted.guided is None
-        assert own == [0.0, 0.1, 0.3] * 2
     else:
-        assert own == [0.0, 0.1, 0.3, best] * 2  # the last one with all prompts
         assert fitted.guided is not None
-        assert fitted.guided.coefficients[:, 0, 0, 0].tolist() == [len(shares) - 4, len(shares)]
+        assert fitted.guided.values == (1.0, 30.0)
+        assert fitted.guided.coefficients[:, 0, 0, 0].tolist() == [len(shares), len(shares) + 1]
 
 
 def test_other_arguments_than_guidance_share_their_coefficients(tiny: Any) -> None:

@@ -175,13 +175,13 @@ def validated(policy: Policy, prompts: int = len(TINY_HELDOUT)) -> int:
 def refits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The compute schedules of the refit's runs, as they are made."""
     made: list[tuple[int, ...]] = []
-    refit_plan = refit.refit_plan
+    refit_plans = refit.refit_plans
 
     def spy(session: Session, reference: Any, steps: tuple[int, ...], **more: Any) -> Any:
         made.append(tuple(steps))
-        return refit_plan(session, reference, steps, **more)
+        return refit_plans(session, reference, steps, **more)
 
-    monkeypatch.setattr(refit, "refit_plan", spy)
+    monkeypatch.setattr(refit, "refit_plans", spy)
     return made
 
 

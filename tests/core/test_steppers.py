@@ -251,7 +251,7 @@ def test_the_refitted_plan_runs_as_it_was_fitted(mild: Bench, fit: Fit) -> None:
 
 def test_prompts_that_are_not_fitted_on_run_along(mild: Bench) -> None:
     latents, fitted = mild.reference.latents, torch.tensor([1, 2, 5, 11])
-    weights = torch.zeros(16, dtype=torch.float64).index_fill(0, fitted, 1.0)
+    weights = torch.zeros(1, 16, dtype=torch.float64).index_fill(1, fitted, 1.0)
     steps, nominal, fit = (0, 5, 11, 20), mild.nominal, Fit()
     part = [x[fitted] for x in latents]
     some = RefitStepper(latents, compute_steps=steps, nominal=nominal, fit=fit, weights=weights)
@@ -276,15 +276,15 @@ def test_two_batches_that_add_up_are_one(
     parts, both = [torch.empty(0)] * 2, threading.Barrier(2)
 
     def refit(batch: slice, reduce: Callable[[Tensor], Tensor] | None) -> RefitStepper:
-        weights = torch.zeros(16, dtype=torch.float64)
+        weights = torch.zeros(1, 16, dtype=torch.float64)
         for place in fitted or range(16):
-            weights[place] = 1.0 + place
+            weights[0, place] = 1.0 + place
         stepper = RefitStepper(
             [x[batch] for x in latents],
             compute_steps=(0, 5, 11, 20),
             nominal=mild.nominal,
             fit=fit,
-            weights=weights[batch],
+            weights=weights[:, batch],
             reduce=reduce,
         )
         run(mild.flow.velocity, latents[0][batch], stepper, sigmas=mild.sigmas)
@@ -309,6 +309,45 @@ def test_two_batches_that_add_up_are_one(
     torch.testing.assert_close(found, whole.distances, rtol=1e-6, atol=1e-9)
 
 
+def test_several_fits_at_once(mild: Bench) -> None:
+    """Two batches of which each follows its own: as two refits that know nothing of each other."""
+    latents, batches = mild.reference.latents, (slice(0, 10), slice(10, 16))
+    parts, both = [torch.empty(0)] * 2, threading.Barrier(2)
+
+    def refit(number: int) -> RefitStepper:
+        def add(part: Tensor) -> Tensor:
+            parts[number] = part
+            both.wait(timeout=60)
+            total = parts[0] + parts[1]
+            both.wait(timeout=60)
+            return total
+
+        batch = batches[number]
+        weights = torch.zeros(2, 10 if number == 0 else 6, dtype=torch.float64)
+        weights[number] = 1.0
+        stepper = RefitStepper(
+            [x[batch] for x in latents],
+            compute_steps=(0, 5, 11, 20),
+            nominal=mild.nominal,
+            fit=Fit(),
+            weights=weights,
+            follows=number,
+            reduce=add,
+        )
+        run(mild.flow.velocity, latents[0][batch], stepper, sigmas=mild.sigmas)
+        return stepper
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(refit, range(2)))
+    for stepper, batch in zip(found, batches, strict=True):
+        part = [x[batch] for x in latents]
+        alone = RefitStepper(part, compute_steps=(0, 5, 11, 20), nominal=mild.nominal, fit=Fit())
+        run(mild.flow.velocity, part[0], alone, sigmas=mild.sigmas)
+        torch.testing.assert_close(stepper.coefficients, alone.coefficients, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(stepper.distances, alone.distances, rtol=1e-6, atol=1e-9)
+    assert not torch.allclose(found[0].coefficients, found[1].coefficients)
+
+
 def test_a_fitted_step_by_hand() -> None:
     x, v = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
     nominal = torch.tensor([1.0, -1.0], dtype=torch.float64)
@@ -316,7 +355,7 @@ def test_a_fitted_step_by_hand() -> None:
     # The latent keeps its nominal coefficient; a ridge of 1 is the mean of fit and nominal.
     for ridge, a in ((0.0, -2.0), (1.0, -1.5), (1e9, -1.0)):
         z = fit_step(x, [v], target, prior=nominal, ridge=ridge)
-        assert z[0].tolist() == pytest.approx([1.0, a])
+        assert z[0, 0].tolist() == pytest.approx([1.0, a])
 
 
 @pytest.mark.parametrize("groups", [ONE_GROUP, Groups(channels=2)], ids=["one group", "groups"])
@@ -324,13 +363,14 @@ def test_a_weight_of_2_is_a_prompt_that_is_there_twice(groups: Groups) -> None:
     generator = torch.Generator().manual_seed(0)
     x, v, target = torch.randn(3, 2, 2, 6, generator=generator)
     prior = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    weights = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    weights = torch.tensor([[1.0, 2.0], [1.0, 1.0]], dtype=torch.float64)
     fit = {"prior": prior, "ridge": 0.1, "groups": groups}
     found = fit_step(x, [v], target, weights=weights, **fit)
     twice = [0, 1, 1]
     expected = fit_step(x[twice], [v[twice]], target[twice], **fit)
-    torch.testing.assert_close(found, expected)
-    assert not torch.allclose(found, fit_step(x, [v], target, **fit))
+    torch.testing.assert_close(found[:1], expected)
+    torch.testing.assert_close(found[1:], fit_step(x, [v], target, **fit))
+    assert not torch.allclose(found[0], found[1])
 
 
 def test_a_fitted_step_with_groups_fits_each_of_them() -> None:
@@ -339,9 +379,9 @@ def test_a_fitted_step_with_groups_fits_each_of_them() -> None:
     target = torch.stack([3 * v[0, 0], -v[0, 1]])[None]
     prior = torch.tensor([1.0, 0.0], dtype=torch.float64)
     z = fit_step(x, [v], target, prior=prior, ridge=0.0, groups=Groups(channels=2))
-    torch.testing.assert_close(z, torch.tensor([[1.0, 3.0], [1.0, -1.0]]).double())
+    torch.testing.assert_close(z[0], torch.tensor([[1.0, 3.0], [1.0, -1.0]]).double())
     one = fit_step(x, [v], target, prior=prior, ridge=0.0)
-    torch.testing.assert_close(one, torch.tensor([[1.0, 1.0]]).double())  # in between
+    torch.testing.assert_close(one[0], torch.tensor([[1.0, 1.0]]).double())  # in between
 
 
 def uneven(x: Tensor, sigma: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from ertacache.formats.profile import ProfiledPrompt
 from ertacache.integration.identity import find_denoisers
 from ertacache.integration.private_api import Pipeline, fresh_copy, shallow_copy
 
-__all__ = ["digest", "refit_plan", "run_plan"]
+__all__ = ["digest", "measure_response", "refit_plans", "run_plan"]
 
 
 def run_plan(
@@ -94,7 +94,7 @@ def measure_response(
     return response_of(torch.stack([record["products"] for record in shared]).sum(0))
 
 
-def refit_plan(
+def refit_plans(
     session: Session,
     reference: Reference,
     compute_steps: Sequence[int],
@@ -102,8 +102,9 @@ def refit_plan(
     fingerprint: Fingerprint,
     fit: Fit,
     weights: Tensor | None = None,
-) -> tuple[TrajectoryPlan, Tensor]:
-    """Refit a compute schedule in closed loop.
+    follows: Sequence[int] | None = None,
+) -> tuple[list[TrajectoryPlan], Tensor]:
+    """Refit a compute schedule in closed loop, once or for several kinds of runs at once.
 
     Args:
         session: the pipeline.
@@ -111,19 +112,27 @@ def refit_plan(
         compute_steps: the computed steps.
         fingerprint: of the policy.
         fit: history and ridge.
-        weights: how much each run counts in the fit, shape (P,), float64; those of weight 0 run
-            along. By default all count alike.
+        weights: how much each run counts in each of K fits, shape (K, P), float64; those of weight
+            0 run along. By default all count alike, in one fit.
+        follows: the fit that each run takes its steps with, equal for all runs of a batch; by
+            default the first.
 
     Returns:
-        The plan, and the distance of every prompt to its full run under it, shape (P,).
+        The K plans, and the distance of every prompt to its full run under its own, shape (P,).
     """
-    counted = torch.ones(len(reference.runs)) if weights is None else weights
+    runs = reference.runs
+    counted = torch.ones(1, len(runs)) if weights is None else weights
+    followed = [0] * len(runs) if follows is None else list(follows)
     blank = _blank(compute_steps, reference, fit)  # its coefficients are not used; the steps are
-    work = _Refit(session, reference, _policy(fingerprint, blank, reference), fit, counted)
-    facts = [asdict(fit), list(compute_steps), counted.tolist(), reference.schedule.sigmas.tolist()]
-    found = session.sharing.once("refit", reference.runs, work.run, facts=facts)
-    plan = TrajectoryPlan(blank.compute_steps, found["coefficients"], fit.groups, branch=fit.branch)
-    return plan, found["distances"]
+    policy = _policy(fingerprint, blank, reference)
+    work = _Refit(session, reference, policy, fit, counted, followed)
+    facts = [asdict(fit), list(compute_steps), counted.tolist(), followed]
+    facts.append(reference.schedule.sigmas.tolist())
+    found = session.sharing.once("refit", runs, work.run, facts=facts)
+    return [
+        TrajectoryPlan(blank.compute_steps, z, fit.groups, branch=fit.branch)
+        for z in found["coefficients"]
+    ], found["distances"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +144,8 @@ class _Refit:
         reference: the full runs of all prompts.
         policy: with the compute schedule.
         fit: history and ridge.
-        weights: how much each run counts in the fit.
+        weights: how much each run counts in each fit.
+        follows: the fit that each run takes its steps with.
     """
 
     session: Session
@@ -143,9 +153,10 @@ class _Refit:
     policy: Policy
     fit: Fit
     weights: Tensor
+    follows: Sequence[int]
 
     def run(self) -> Record:
-        """Coefficients and distances, exchanged between all processes."""
+        """Coefficients of every fit and distances, exchanged between all processes."""
         sharing, batches = self.session.sharing, self._batches()
         meeting = _Meeting(list(batches), sharing.add_up)
         calls = [(batch, self._stepper(batch, meeting)) for batch in batches.values()]
@@ -181,7 +192,8 @@ class _Refit:
             compute_steps=self.policy.default.compute_steps,
             nominal=reference.schedule.nominal,
             fit=self.fit,
-            weights=self.weights[places],
+            weights=self.weights[:, places],
+            follows=self.follows[places[0]],
             layout=reference.find_layout,
             reduce=meeting.add,
         )
@@ -189,16 +201,17 @@ class _Refit:
     def _collect(
         self, batches: Mapping[int, Sequence[ProfiledPrompt]], steppers: Sequence[RefitStepper]
     ) -> Record:
-        """The distances of all runs, and the coefficients of the first batch, which all have."""
+        """The distances of all runs, and the coefficients that the batches followed."""
         reference, found = self.reference, dict[str, Tensor]()
-        for (number, batch), stepper in zip(batches.items(), steppers, strict=True):
-            for place, distance in zip(reference.places(batch), stepper.distances, strict=True):
+        for batch, stepper in zip(batches.values(), steppers, strict=True):
+            places = reference.places(batch)
+            found[f"fit {self.follows[places[0]]}"] = stepper.coefficients
+            for place, distance in zip(places, stepper.distances, strict=True):
                 found[str(place)] = distance
-            if number == 0:
-                found["coefficients"] = stepper.coefficients
         joined = self.session.sharing.gather("refitted", found)
         every = [joined[str(place)] for place in range(len(reference.runs))]
-        return {"distances": torch.stack(every), "coefficients": joined["coefficients"]}
+        fits = [joined[f"fit {k}"] for k in range(len(self.weights))]
+        return {"distances": torch.stack(every), "coefficients": torch.stack(fits)}
 
 
 def digest(plan: TrajectoryPlan) -> list[object]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ertacache.calibration.lockstep import refit_plan, run_plan
+from ertacache.calibration.lockstep import refit_plans, run_plan
 from ertacache.calibration.reference import Reference
 from ertacache.calibration.rehearsal import rehearse
 from ertacache.calibration.session import (
@@ -22,20 +22,19 @@ from ertacache.calibration.session import (
     Progress,
     Session,
     Stage,
-    group_runs,
     interleave_runs,
     open_session,
 )
 from ertacache.calibration.trial import FIRST, Search, by_group, regret, rest_of
 from ertacache.calibration.validate import hold_out, validate
-from ertacache.core.distance import robust_distance, typical_distance
+from ertacache.core.distance import typical_distance
 from ertacache.core.paper import reuse_distances, sweep_profile
-from ertacache.core.plans import PaperPlan, Target, TrajectoryPlan
+from ertacache.core.plans import Target, TrajectoryPlan
 from ertacache.core.search import spread_schedule
 from ertacache.core.simulate import Fit
 from ertacache.distributed import ALONE, Processes
 from ertacache.formats.fitted import FittedPlan
-from ertacache.formats.guided import GuidedCoefficients
+from ertacache.formats.guided import MAX_VALUES, GuidedCoefficients
 from ertacache.formats.policy import Policy
 from ertacache.formats.profile import Profile, ProfiledPrompt
 from ertacache.hub import open_policy
@@ -48,8 +47,11 @@ __all__ = ["REFIT_PROMPTS", "check_refit_prompts", "refit", "refit_budget"]
 REFIT_PROMPTS = 32  # by default: with half as many, out-of-distribution prompts diverge
 ATTEMPTS = 15  # candidates, about
 HISTORIES = (5, 3)  # besides 4: a long one suits many computed steps
-SHARES = (0.0, 0.1, 0.3)
-"""How much prompts of other guidance count in the coefficients of one value of it."""
+ALIKE = 1.0  # all prompts count alike, in coefficients that serve every guidance
+SHARE = 0.1
+SHARES = (0.3, 0.0, ALIKE)
+"""How much prompts of other guidance count in the coefficients of one value of it: the share that
+is searched with, and those that are tried in the end."""
 
 
 def refit(
@@ -169,9 +171,9 @@ def refit_budget(session: Session, policy: Policy, reference: Reference, budget:
 
     Candidates are the plan as solved; the solved compute schedule with several ridges; the paper's
     and the uniform one; other lengths of the history; the latent divided into groups; a second
-    history. Each is fitted on one half of the prompts and compared on the other. The best is run
-    with the halves exchanged as well, to measure its error on all prompts, and then fitted on all
-    of them.
+    history. Each is fitted on one half of the prompts and compared on the other, with coefficients
+    for every value of guidance if the prompts differ in it. The best is run with the halves
+    exchanged as well, to measure its error on all prompts, and then fitted on all of them.
 
     Args:
         session: the pipeline.
@@ -185,19 +187,21 @@ def refit_budget(session: Session, policy: Policy, reference: Reference, budget:
     if not others:
         return solved
     progress = session.progress("refit")
-    trials = _Trials(session, policy, reference, fitted, others)
-    open_loop = _Candidate(solved.compute_steps, None, trials.open_loop(budget))
+    trials = _Trials(session, policy, reference, fitted, others, _guidance_of(fitted, others))
+    open_loop = _Candidate(solved.compute_steps, None, ALIKE, trials.open_loop(budget))
     schedules = _schedules(solved, solver, reference)
     best = trials.search(schedules, solver.order(schedule, budget), progress)
     if not trials.better(best, open_loop, 1.0):
         best = open_loop
     swapped = replace(trials, fitted=others, others=fitted)
-    again = swapped.open_loop(budget) if best.fit is None else swapped.refit(best.steps, best.fit)
-    plan = solved.plan if best.fit is None else trials.refit_all(best.steps, best.fit)
-    guided = trials.by_guidance(best, plan)
-    progress(ATTEMPTS, ATTEMPTS)
+    again = swapped.open_loop(budget) if best.fit is None else swapped.distances(best)
     error = typical_distance(torch.cat([best.distances, again]))
-    return replace(solved, plan=plan, measured_error=error, guided=guided)
+    found = replace(solved, measured_error=error)
+    if best.fit is not None:
+        plan, guided = trials.fit_all(best)
+        found = replace(found, plan=plan, guided=guided)
+    progress(ATTEMPTS, ATTEMPTS)
+    return found
 
 
 def _schedules(
@@ -220,21 +224,36 @@ def _paper_schedule(profile: Profile, budget: int) -> list[tuple[int, ...]]:
     return [steps for _, steps in sorted(found.items()) if len(steps) == budget][:1]
 
 
-def _by_value(
-    runs: Sequence[ProfiledPrompt],
-) -> tuple[str, dict[float, list[ProfiledPrompt]]] | None:
-    """The guidance argument in which runs differ, and the runs of every value; None without one."""
-    names, found = set[str](), dict[float, list[ProfiledPrompt]]()
-    for kind in group_runs(runs):
-        if len(kind[0].arguments) != 1:
-            return None
-        ((name, given),) = kind[0].arguments
+class _Guidance(NamedTuple):
+    """The guidance argument in which runs differ.
+
+    Attributes:
+        argument: its name.
+        values: ascending.
+    """
+
+    argument: str
+    values: tuple[float, ...]
+
+    def place(self, run: ProfiledPrompt) -> int:
+        """Which of the values a run has."""
+        ((name, given),) = run.arguments
         value = guidance_number(name, given)
-        if value is None:
-            return None
-        names.add(name)
-        found[value] = kind
-    return (names.pop(), found) if len(names) == 1 and len(found) > 1 else None
+        assert value is not None
+        return self.values.index(value)
+
+
+def _guidance_of(*halves: Sequence[ProfiledPrompt]) -> _Guidance | None:
+    """Argument and values if runs differ in guidance alone, with every value in each half."""
+    kinds = {run.arguments for half in halves for run in half}
+    names = {name for kind in kinds for name, _ in kind}
+    if len(kinds) < 2 or len(names) != 1 or any(len(kind) != 1 for kind in kinds):
+        return None
+    found = [{guidance_number(*run.arguments[0]) for run in half} for half in halves]
+    values = [value for value in found[0] if value is not None]
+    if not 2 <= len(values) <= MAX_VALUES or any(half != set(values) for half in found):
+        return None
+    return _Guidance(names.pop(), tuple(sorted(values)))
 
 
 class _Candidate(NamedTuple):
@@ -243,11 +262,13 @@ class _Candidate(NamedTuple):
     Attributes:
         steps: its computed steps.
         fit: how it was refitted; None if it is as solved.
+        share: how much prompts of other guidance counted in the coefficients of each value.
         distances: of the prompts that it was not fitted on, shape (P,).
     """
 
     steps: tuple[int, ...]
     fit: Fit | None
+    share: float
     distances: Tensor
 
 
@@ -261,6 +282,7 @@ class _Trials:
         reference: full runs of all prompts.
         fitted: runs that candidates are fitted on.
         others: runs that they are compared on.
+        guidance: in which the runs differ; None if they differ in nothing, or in anything else.
     """
 
     session: Session
@@ -268,18 +290,21 @@ class _Trials:
     reference: Reference
     fitted: list[ProfiledPrompt]
     others: list[ProfiledPrompt]
+    guidance: _Guidance | None = None
 
     def search(
         self, schedules: Sequence[tuple[int, ...]], order: int, progress: Progress
     ) -> _Candidate:
         """The best refit: of the first compute schedule, then of the others, then of its parts."""
         done, steps = 0, schedules[0]
+        share = ALIKE if self.guidance is None else SHARE
 
         def attempt(fit: Fit) -> _Candidate:
             nonlocal done
             progress(done, max(ATTEMPTS, done + 1))
             done += 1
-            return _Candidate(steps, fit, self.refit(steps, fit))
+            tried = _Candidate(steps, fit, share, torch.empty(0))
+            return tried._replace(distances=self.distances(tried))
 
         search = Search(attempt, self.better, Fit(ridge=FIRST, order=order))
         search.climb_ridges()
@@ -292,78 +317,46 @@ class _Trials:
         search.try_groups(self.reference.finest)
         if self.reference.facts.branch:
             search.try_branch()
+        for share in SHARES if self.guidance else ():  # noqa: B007  and with this share
+            search.challenge(search.fit)
         return search.best
 
-    def refit(self, steps: tuple[int, ...], fit: Fit) -> Tensor:
-        """Distances of one half under a compute schedule refitted on the other."""
-        _, found = self._refit(steps, fit, self.fitted)
+    def distances(self, tried: _Candidate) -> Tensor:
+        """Distances of one half under a candidate that is refitted on the other."""
+        _, found = self._refit(tried, self.fitted)
         return found[self.reference.places(self.others)]
 
-    def refit_all(self, steps: tuple[int, ...], fit: Fit) -> TrajectoryPlan:
-        """The plan refitted on all prompts."""
-        plan, _ = self._refit(steps, fit, self.reference.runs)
-        return plan
-
-    def by_guidance(
-        self, best: _Candidate, plan: TrajectoryPlan | PaperPlan
-    ) -> GuidedCoefficients | None:
-        """Coefficients of the best for every value of the guidance argument that differs.
-
-        A value has its own if they help its prompts that they were not fitted on, otherwise those
-        of the plan. In its own, prompts of other values count less, or not at all: whichever helps
-        more. None if no value has its own, and if anything else differs between the runs.
-        """
-        kinds = _by_value(self.reference.runs)
-        if best.fit is None or kinds is None or not isinstance(plan, TrajectoryPlan):
-            return None
-        argument, found = kinds
-        coefficients = []
-        for _, runs in sorted(found.items()):
-            share = self._best_share(best, runs)
-            if share is None:
-                coefficients.append(plan.coefficients)
-            else:
-                own, _ = self._refit(best.steps, best.fit, runs, self.reference.runs, share)
-                coefficients.append(own.coefficients)
-        if all(each is plan.coefficients for each in coefficients):
-            return None
-        return GuidedCoefficients(argument, tuple(sorted(found)), torch.stack(coefficients))
-
-    def _best_share(self, best: _Candidate, runs: Sequence[ProfiledPrompt]) -> float | None:
-        """How much other runs should count in the coefficients of some; None: as much as these."""
-        own = [run for run in self.fitted if run in runs]
-        unseen = [run for run in self.others if run in runs]
-        if best.fit is None or not own or not unseen:
-            return None
-        joint = best.distances[[self.others.index(run) for run in unseen]]
-        errors: dict[float | None, float] = {None: robust_distance(joint)}
-        for share in SHARES:
-            _, every = self._refit(best.steps, best.fit, own, self.fitted, share)
-            errors[share] = robust_distance(every[self.reference.places(unseen)])
-        return min(errors, key=errors.__getitem__)
+    def fit_all(self, best: _Candidate) -> tuple[TrajectoryPlan, GuidedCoefficients | None]:
+        """The plan refitted on all prompts, and coefficients for every guidance if they help."""
+        runs = self.reference.runs
+        (plan,), _ = self._refit(best._replace(share=ALIKE), runs)
+        if self.guidance is None or best.share == ALIKE:
+            return plan, None
+        plans, _ = self._refit(best, runs)
+        coefficients = torch.stack([each.coefficients for each in plans])
+        return plan, GuidedCoefficients(*self.guidance, coefficients)
 
     def _refit(
-        self,
-        steps: tuple[int, ...],
-        fit: Fit,
-        runs: Sequence[ProfiledPrompt],
-        others: Sequence[ProfiledPrompt] = (),
-        share: float = 0.0,
-    ) -> tuple[TrajectoryPlan, Tensor]:
-        """The plan refitted on some runs and, by their share, on others; the distances of all."""
-        profile = profile_of(self.policy)
+        self, tried: _Candidate, fitted: Sequence[ProfiledPrompt]
+    ) -> tuple[list[TrajectoryPlan], Tensor]:
+        """A candidate refitted on some runs, for every guidance; the distances of all runs."""
+        assert tried.fit is not None
+        runs, profile = self.reference.runs, profile_of(self.policy)
         known = dict(zip(profile.runs, profile.weights.tolist(), strict=True))
-        weights = torch.zeros(len(self.reference.runs), dtype=torch.float64)
-        for counted, part in ((share, others), (1.0, runs)):
-            for place, run in zip(self.reference.places(part), part, strict=True):
-                weights[place] = counted * known[run]
-        return refit_plan(
+        counted = [known[run] if run in fitted else 0.0 for run in runs]
+        weights, follows = torch.tensor([counted], dtype=torch.float64), [0] * len(runs)
+        if self.guidance is not None and tried.share != ALIKE:
+            follows = [self.guidance.place(run) for run in runs]
+            own = torch.eye(len(self.guidance.values), dtype=torch.float64)[:, follows]
+            weights = weights * own.clamp_min(tried.share)
+        return refit_plans(
             self.session,
             self.reference,
-            steps,
+            tried.steps,
             fingerprint=self.policy.fingerprint,
-            fit=fit,
+            fit=tried.fit,
             weights=weights,
+            follows=follows,
         )
 
     def open_loop(self, budget: int) -> Tensor:

@@ -214,7 +214,8 @@ class RefitStepper:
     """Closed-loop refit: the rectified update, fitted on every step to the latents reached there.
 
     All calibration prompts run in lockstep, in one batch; if they run in several, ``reduce`` joins
-    the normal equations of all batches.
+    the normal equations of all batches. Several fits may be made at once, in which prompts count
+    differently; a batch takes its steps with one of them.
 
     Attributes:
         distances: root mean square distance of every prompt to its reference latent after the last
@@ -232,6 +233,7 @@ class RefitStepper:
         nominal: Tensor,
         fit: Fit,
         weights: Tensor | None = None,
+        follows: int = 0,
         layout: FindLayout = default_layout,
         reduce: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
@@ -242,8 +244,9 @@ class RefitStepper:
             compute_steps: the computed steps.
             nominal: the scheduler's first-order update, shape (T, 2).
             fit: history, ridge, groups.
-            weights: how much each prompt counts in the fit, shape (P,), float64; those of weight
-                0 run along. By default all count alike.
+            weights: how much each prompt counts in each of K fits, shape (K, P), float64; those of
+                weight 0 run along. By default all count alike, in one fit.
+            follows: the fit that the steps are taken with.
             layout: finds the layout of the latents, if there are groups.
             reduce: adds up the inner products of several batches of prompts.
         """
@@ -252,7 +255,9 @@ class RefitStepper:
         z = torch.zeros(len(nominal), fit.groups.count, columns, dtype=torch.float64)
         self._plan = TrajectoryPlan(steps, z, fit.groups, branch=fit.branch)
         self._latents, self._nominal, self._fit = latents, nominal, fit
-        self._weights = torch.ones(len(latents[0])) if weights is None else weights
+        counted = torch.ones(1, len(latents[0])) if weights is None else weights
+        self._some = (counted > 0).any(0)  # prompts that count in any fit
+        self._weights, self._follows = counted[:, self._some], follows
         self._reduce, self._find_layout = reduce, layout
         self._history = History(fit.history, branch=fit.branch)
         self.num_steps = len(nominal)
@@ -260,7 +265,7 @@ class RefitStepper:
 
     @property
     def coefficients(self) -> Tensor:
-        """Those fitted so far, shape (T, groups, 1 + H), float64."""
+        """Those of the steps taken so far, shape (T, groups, 1 + H), float64."""
         return self._plan.coefficients
 
     def computes(self, k: int) -> bool:
@@ -282,13 +287,13 @@ class RefitStepper:
             self._chosen(x),
             [self._chosen(output) for output in vectors],
             self._chosen(target),
-            weights=self._weights[self._weights > 0],
+            weights=self._weights,
             prior=prior,
             ridge=self._fit.ridge,
             groups=groups,
             layout=layout,
             reduce=self._reduce,
-        )
+        )[self._follows]
         columns = _places(len(steps), self._plan)
         self._plan.coefficients[k, :, 0] = prior[0]
         self._plan.coefficients[k][:, columns] = z[:, 1:]
@@ -302,7 +307,7 @@ class RefitStepper:
         return reached
 
     def _chosen(self, batch: Tensor) -> Tensor:
-        return batch[(self._weights > 0).to(batch.device)]
+        return batch[self._some.to(batch.device)]
 
     def plan(self) -> TrajectoryPlan:
         """The plan that was fitted."""
@@ -440,39 +445,42 @@ def fit_step(
 ) -> Tensor:
     """Coefficients c, a_1 ... a_h that bring ``c x + sum_j a_j v_j`` nearest to ``target``.
 
+    Several fits of the same vectors are made at once, in which prompts count differently.
+
     Args:
         sample: the latents reached, shape (P, ...).
         outputs: what is combined with them.
         target: the reference latents of the next step.
         prior: the coefficients that the ridge pulls towards, shape (1 + h,); the first is kept.
         ridge: the pull, as a fraction of the Gram diagonal.
-        weights: how much each prompt counts, shape (P,); by default all count alike.
+        weights: how much each prompt counts in each of K fits, shape (K, P); by default all count
+            alike, in one fit.
         groups: parts of the latent that have coefficients of their own.
         layout: of the latents, if there are groups.
         reduce: adds up the inner products of several batches.
 
     Returns:
-        The coefficients, shape (groups, 1 + h), float64.
+        The coefficients, shape (K, groups, 1 + h), float64.
 
     Example:
         >>> x, v = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]])
         >>> prior = torch.tensor([1.0, -0.5], dtype=torch.float64)
         >>> fit_step(x, [v], torch.tensor([[1.0, 1.0]]), prior=prior, ridge=0.0)
-        tensor([[1.0000, 0.5000]], dtype=torch.float64)
+        tensor([[[1.0000, 0.5000]]], dtype=torch.float64)
     """
     vectors = [sample, *outputs, target]
     if groups == ONE_GROUP:
-        n = len(vectors)
+        m = len(vectors)
         each = [gram_of([row.flatten() for row in rows]) for rows in zip(*vectors, strict=True)]
-        products = torch.stack(each) if each else torch.zeros(0, n, n, dtype=torch.float64)
+        products = torch.stack(each) if each else torch.zeros(0, m, m, dtype=torch.float64)
         products = products[:, None]
     else:
         products = group_products(vectors, groups, layout or Layout())
-    counted = torch.ones(len(sample)) if weights is None else weights
-    G = (counted.double()[:, None, None, None] * products).sum(0)
+    counted = torch.ones(1, len(sample)) if weights is None else weights
+    G = (counted.double()[:, :, None, None, None] * products).sum(1)
     if reduce is not None:
         G = reduce(G)
-    n = len(vectors) - 1
-    A, wanted = G.cpu().numpy(), prior.expand(len(G), -1).numpy()
+    n, A = len(vectors) - 1, G.flatten(0, 1).cpu().numpy()
+    wanted = prior.expand(len(A), -1).numpy()
     z = solve_ridge(A[:, :n, :n], A[:, :n, n], wanted, ridge=ridge)
-    return torch.from_numpy(z)
+    return torch.from_numpy(z).view(*G.shape[:2], -1)

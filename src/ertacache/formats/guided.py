@@ -21,7 +21,7 @@ from ertacache.formats.schema import (
     take_record,
 )
 
-__all__ = ["GuidedCoefficients", "guided_shape", "take_guided"]
+__all__ = ["MAX_VALUES", "GuidedCoefficients", "guided_shape", "take_guided"]
 
 MAX_VALUES = 100
 _FIELDS: dict[str, tuple[type, ...]] = {"argument": (str,), "values": (list,)}
