@@ -101,3 +101,12 @@ def test_refitted_for_other_steps_it_runs(pipe: Any, known: Policy) -> None:
     with attach(pipe, policy), counting_rows(pipe.transformer_2) as two:
         generate(pipe, CASES[NAME], num_inference_steps=6)
     assert len(two) == 2 * sum(step >= len(one) // 2 for step in policy.default.compute_steps)
+
+
+def test_guidance_that_the_second_network_takes_over_may_be_varied(pipe: Any) -> None:
+    """Without a scale of its own it has that of the first, which the pipeline works out."""
+    call = {name: value for name, value in CALL.items() if name != "guidance_scale_2"}
+    found = profile(pipe, TINY_PROMPTS[:4], **(call | {"guidance_scale": [3.0, 5.0]}))
+    assert profile_of(found).num_runs == 4
+    assert found.fingerprint.guidance["guidance_scale"] == (3.0, 5.0)
+    assert found.fingerprint.guidance["guidance_scale_2"] == (3.0, 5.0)

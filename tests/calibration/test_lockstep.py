@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ertacache.calibration import lockstep
 from ertacache.calibration.lockstep import refit_plans, run_plan
 from ertacache.calibration.profile import profile_runs
 from ertacache.calibration.reference import Reference
@@ -287,6 +289,17 @@ def test_calls_run_in_the_modes_of_the_caller(unchanged: Any, guided: Policy) ->
         assert seen == {(torch.float16, True), (None, False)}
     finally:
         hook.remove()
+
+
+def test_threads_take_over_that_gradients_are_off() -> None:
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            modes = lockstep._modes()
+        with ExitStack() as stack:
+            for each in modes:
+                stack.enter_context(each())
+            assert not torch.is_grad_enabled()
+    assert torch.no_grad not in lockstep._modes()
 
 
 def test_a_compiled_network_and_one_with_hooks_of_its_own(guided: Policy) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import FluxImg2ImgPipeline
 from torch import Tensor
 
+from ertacache.calibration.calibrate import calibrate
 from ertacache.calibration.lockstep import run_plan
 from ertacache.calibration.profile import profile, profile_runs
 from ertacache.calibration.reference import Reference
@@ -38,7 +40,7 @@ from tests.calibration.conftest import (
     counting_rows,
     tiny_call,
 )
-from tests.integration.tiny import CASES
+from tests.integration.tiny import CASES, quiet
 
 Steps = tuple[int, ...]
 POOR, PAPER, UNIFORM = (0, 1, 2), (0, 1, 4), (0, 4, 7)
@@ -406,10 +408,13 @@ def test_runs_keep_the_arguments_that_differ_between_them(
     short = tiny_call() | {"num_inference_steps": 4}
     varied = short | {"guidance_scale": [2.0, 5.0]}
     known = profile(tiny, TINY_PROMPTS[:4], **varied)
-    with pytest.raises(ValueError, match="guidance_scale is a list of values that the profiled"):
+    theirs = r"but the profiled runs have 2\.0, 5\.0, and a refit runs them as they are: leave"
+    with pytest.raises(ValueError, match=rf"guidance_scale is \[2\.0, 7\.0\], {theirs}"):
         refit(tiny, known, compute_steps=2, **(short | {"guidance_scale": [2.0, 7.0]}))
+    with pytest.raises(ValueError, match=rf"guidance_scale is 9, {theirs}"):
+        refit(tiny, known, compute_steps=2, **(short | {"guidance_scale": 9}))
     plain = profile(tiny, TINY_PROMPTS[:1], **short)
-    with pytest.raises(ValueError, match="guidance_scale is a list of values that the profiled"):
+    with pytest.raises(ValueError, match=r"5\.0\], but the profiled runs have one value"):
         refit(tiny, plain, compute_steps=2, **varied)
     scales: list[float] = []
 
@@ -417,6 +422,7 @@ def test_runs_keep_the_arguments_that_differ_between_them(
         scales.append(float(arguments["guidance"][0]))
 
     hook = tiny.transformer.register_forward_pre_hook(read, with_kwargs=True)
+    del short["guidance_scale"]
     refit(tiny, known, compute_steps=2, heldout=TINY_HELDOUT, **short)
     hook.remove()
     (reference,) = references
@@ -424,7 +430,7 @@ def test_runs_keep_the_arguments_that_differ_between_them(
     assert values == [2.0, 5.0, 2.0, 5.0]
     for half in profile_of(known).halves(reference.runs):
         assert [dict(run.arguments)["guidance_scale"] for run in half] == [2.0, 5.0]
-    assert set(scales) == {2.0, 5.0}  # never the 3.5 of the call
+    assert set(scales) == {2.0, 5.0}  # never the pipeline's own
 
 
 def test_a_second_history_may_need_a_weaker_ridge(scripted: Callable[..., FittedPlan]) -> None:
@@ -531,3 +537,20 @@ def test_other_arguments_than_guidance_share_their_coefficients(tiny: Any) -> No
     runs = session.number_runs(TINY_PROMPTS[:4])
     known = profile_runs(session, runs, keep=runs)
     assert refit_budget(session, known, session.reference(runs), 2).guided is None
+
+
+def test_a_refit_of_later_runs_is_called_as_they_were() -> None:
+    """Of eight steps five are run: naming five would run three, for which no user has a use."""
+    flux = CASES["flux"].build()
+    pipe = quiet(FluxImg2ImgPipeline(**flux.components))
+    image = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    call = tiny_call() | {"image": image, "strength": 0.6}
+    known = calibrate(pipe, TINY_PROMPTS[:3], compute_steps=2, refit_prompts=2, **call)
+    steps = known.default.num_steps
+    assert steps < TINY_STEPS
+    assert {row.method for row in known.default.validation} >= {"policy", "fewer steps"}
+    assert refit(pipe, known, compute_steps=3, **call).plans[-1].num_steps == steps
+    (found,) = known.check(pipe, TINY_HELDOUT[:1], **call).plans
+    assert found.num_steps == steps
+    del call["num_inference_steps"]
+    assert known.check(pipe, TINY_HELDOUT[:1], **call).plans[0].num_steps > steps  # its default

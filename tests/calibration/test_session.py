@@ -15,6 +15,7 @@ import torch
 from ertacache.calibration import refit, trial
 from ertacache.calibration.calibrate import calibrate
 from ertacache.calibration.paper import PASSES
+from ertacache.calibration.profile import profile
 from ertacache.calibration.refit import ATTEMPTS
 from ertacache.calibration.session import (
     Session,
@@ -62,13 +63,14 @@ def test_one_prompt_is_a_plain_string_with_one_generator(tiny: Any) -> None:
     session = Session(tiny, call)
     found = session.arguments([ProfiledPrompt("a circle", 7)], output_type="latent")
     noise = found.pop("generator")
-    assert found == call | {"prompt": "a circle", "output_type": "latent"}
+    steps = {"num_inference_steps": 28}  # the pipeline's default, named
+    assert found == call | steps | {"prompt": "a circle", "output_type": "latent"}
     assert isinstance(noise, torch.Generator)
     assert noise.initial_seed() == 7
 
 
 def test_a_batch_has_a_generator_and_a_negative_prompt_each(tiny: Any) -> None:
-    call = {"guidance_scale": 2.0, "negative_prompt": "black"}
+    call = {"guidance_scale": 2.0, "negative_prompt": "black", "num_inference_steps": 4}
     session = Session(tiny, call)
     found = session.arguments(TINY_RUNS[1:3], guidance_scale=3.0)
     assert [noise.initial_seed() for noise in found.pop("generator")] == [1, 2]
@@ -76,6 +78,7 @@ def test_a_batch_has_a_generator_and_a_negative_prompt_each(tiny: Any) -> None:
         "prompt": TINY_PROMPTS[1:3],
         "negative_prompt": ["black", "black"],
         "guidance_scale": 3.0,
+        "num_inference_steps": 4,
     }
     assert session.call == call  # the session's own call stays
     listed = session.arguments(TINY_RUNS[:2], negative_prompt=["black", "red"])
@@ -345,6 +348,7 @@ def test_lists_vary_only_where_the_pipeline_takes_none(tiny: Any) -> None:
         "true_cfg_scale": (1.0, 2.0),  # no list
         "joint_attention_kwargs": {"scale": [1, 2]},
         "absent": [1, 2],  # an error of the pipeline's own
+        "num_inference_steps": 4,
         "max_sequence_length": [],
         "num_images_per_prompt": [None, 1],
     }
@@ -380,3 +384,25 @@ def test_a_run_has_its_own_value(tiny: Any) -> None:
         assert tiny.guidance_scale == scale
         session.generate([run])
         assert tiny.guidance_scale == scale
+
+
+def test_a_second_history_is_there_only_if_all_runs_have_one() -> None:
+    """Whichever value comes first; without guidance there is one branch, which is all."""
+    pipe = CASES["sd3"].build()
+    for values in ([1.0, 5.0], [5.0, 1.0]):
+        session = Session(pipe, tiny_call("sd3") | {"guidance_scale": values})
+        runs = session.number_runs(TINY_PROMPTS[:2])
+        facts = [session.reference([run]).facts for run in runs]
+        assert [each.branch for each in facts] == [value > 1 for value in values]
+        assert not session.reference(runs).facts.branch
+
+
+def test_every_value_needs_a_prompt(tiny: Any) -> None:
+    call = tiny_call() | {"guidance_scale": [2.0, 5.0, 9.0]}
+    sentence = (
+        r"guidance_scale has 3 values, but of 2 prompts to calibrate on none is left for 9\.0"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        calibrate(tiny, TINY_PROMPTS[:3], **call)  # one is held out
+    with pytest.raises(ValueError, match=sentence):
+        profile(tiny, TINY_PROMPTS[:2], **call)

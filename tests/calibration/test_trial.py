@@ -481,3 +481,8 @@ def test_the_response_is_measured_with_plain_reuse(tiny: Any, tiny_known: Policy
     assert bool((found != 0).all())
     assert bool(found.isfinite().all())
     assert session.evaluations.trial == 2 * 3 * TINY_STEPS  # every step of every prompt
+
+
+def test_what_follows_plain_reuse_begins_with_a_ridge_that_there_is() -> None:
+    plain = Fit(ridge=PLAIN)
+    assert trial._next_start(Fit(ridge=trial.FIRST), plain) == Fit(ridge=max(trial.RIDGES))

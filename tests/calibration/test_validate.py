@@ -216,3 +216,26 @@ def test_a_few_steps_are_not_worth_it(
     assert re.match(
         rf"not recommended: .*(another image, {figure} dB|against {figure})", str(verdict)
     )
+
+
+def test_a_result_with_nan_is_the_worst_there_is() -> None:
+    variants = [Variant("full", 8, None, 8), Variant("policy", 3, None, 8)]
+    measure(Scripted([0.5, math.nan], [1.0, 1.0]), variants, TINY_RUNS[:1])
+    assert variants[1].decibels == [0.0]
+
+
+def test_a_full_run_with_nan_is_reported_with_a_remedy() -> None:
+    session = Scripted([math.nan], [1.0])
+    with pytest.raises(ValueError, match=r"full run decodes to NaN .* in float32 or bfloat16"):
+        measure(session, [Variant("full", 8, None, 8)], TINY_RUNS[:1])
+
+
+def test_a_call_with_its_own_noise_levels_has_no_fewer_steps(
+    policy: Policy, plan: FittedPlan
+) -> None:
+    """It would be the full run under another name."""
+    for name, value in (("sigmas", (1.0, 0.5)), ("timesteps", (900, 400)), ("sigmas", None)):
+        session = Scripted([0.5] * 4, [1.0] * 4, call={name: value})
+        (found,) = validate(session, policy, [plan], TINY_RUNS[:1])
+        fewer = ["fewer steps"] if value is None else []
+        assert [row.method for row in found.validation] == ["policy", "plain reuse", *fewer]

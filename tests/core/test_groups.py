@@ -189,3 +189,8 @@ def test_what_cannot_be() -> None:
         Groups(channels=3).merge(torch.zeros(4, 1, 1), Groups(channels=4))
     assert not TOKENS.fits((2, 16, 24))
     assert not IMAGE.fits((2, 6))
+
+
+def test_places_are_on_the_cpu_whatever_the_default_device() -> None:
+    with torch.device("meta"):
+        assert Groups(channels=2).places(4).tolist() == [0, 0, 1, 1]

@@ -220,3 +220,12 @@ def test_record_of_image_to_image(flux: Setting) -> None:
     assert full.run.num_steps == full.schedule.num_steps == 4
     assert not full.schedule.begun
     torch.testing.assert_close(full.schedule.sigmas, flux.sigmas[4:], rtol=0, atol=1e-6)
+
+
+def test_a_later_start_that_leaves_one_step_computes_it() -> None:
+    sampling = RingSampling(make("FlowMatchEulerDiscreteScheduler"))
+    policy, (run, _) = profiled(sampling), sampling.record()
+    late = {"start": STEPS - 1, "announced": True, "latents": run.latents[STEPS - 1]}
+    full = sampling(**late)
+    with attach(sampling, policy, min_psnr=45), pytest.warns(UserWarning, match="no plan is"):
+        assert torch.equal(sampling(**late), full)

@@ -356,3 +356,17 @@ def test_pipelines_that_the_policy_has_an_effect_on(setting: Setting) -> None:
         for output_type in ("latent", "pt"):
             setting.generate(output_type=output_type)
             assert handle.stats.last.reused_steps > 0
+
+
+def test_a_run_that_begins_while_an_error_is_handled(flux: Setting) -> None:
+    """As after a larger one that ran out of memory: it has not failed, and is reported on."""
+    sampling = euler()
+    sampling.unet = Spoiled()
+    with attach(sampling, policy_of(sampling, "trajectory")) as handle:
+        sampling.unet.calls, sampling.unet.at, sampling.unet.value = 0, 3, float("nan")
+        try:
+            raise MemoryError
+        except MemoryError:
+            sampling()
+        with pytest.warns(UserWarning, match="output on step 4 held NaN"):
+            assert handle.stats.runs == 1

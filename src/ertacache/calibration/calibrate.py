@@ -226,6 +226,7 @@ class _Runs:
             fitted = runs
         elif heldout is not None and len(fitted) < len(runs):
             warnings.warn(OVERLAP.format(len(runs) - len(fitted), len(runs)), stacklevel=3)
+        session.check_values(fitted)
         return cls(fitted, fitted[:refitted], unseen)
 
     @property

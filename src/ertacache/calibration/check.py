@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Any
 
-from ertacache.calibration.session import HELDOUT_SEED, Session, Stage
+from ertacache.calibration.session import HELDOUT_SEED, Session, Stage, calibrated_steps
 from ertacache.calibration.validate import Variant, measure
 from ertacache.core.plans import Target
 from ertacache.formats.checked import Check, CheckedPlan
@@ -56,14 +56,13 @@ def check(
         PolicyError: if the policy is for another network.
         ValueError: if there is no prompt, or no plan and no speed-up.
     """
-    steps = policy.default.num_steps if policy.profile is None else policy.profile.num_steps
-    session = Session(
-        pipe, {"num_inference_steps": steps} | call, batch_size=batch_size, stage=stage
-    )
+    session = Session(pipe, calibrated_steps(policy) | call, batch_size=batch_size, stage=stage)
     runs = session.number_runs(prompts, seed + HELDOUT_SEED)
     targets = _targets(policy, speedup)
     attach(pipe, policy, **vars(targets[0])).detach()  # refused before anything is run
-    asked = session.call["num_inference_steps"]
+    asked = session.call.get("num_inference_steps")
+    if asked is None:
+        raise ValueError("give num_inference_steps: the calibrated runs do not say what it was")
     full = Variant("full", 0, None, asked)
     variants = [Variant(OWN_ROW, 0, policy, asked, target) for target in targets]
     measure(session, [full, *variants], runs, stage="check")

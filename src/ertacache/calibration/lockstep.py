@@ -335,6 +335,10 @@ def _modes() -> list[Callable[[], Any]]:
     ]
     if torch.is_inference_mode_enabled():
         found.append(torch.inference_mode)
+    elif not torch.is_grad_enabled():
+        found.append(torch.no_grad)
+    if torch.cuda.is_available():
+        found.append(functools.partial(torch.cuda.device, torch.cuda.current_device()))
     return found
 
 

@@ -75,9 +75,9 @@ def profile(
         processes=processes,
         beside=path,
     ) as session:
-        return profile_runs(
-            session, session.number_runs(prompts, seed), path=path, provenance=provenance
-        )
+        runs = session.number_runs(prompts, seed)
+        session.check_values(runs)
+        return profile_runs(session, runs, path=path, provenance=provenance)
 
 
 def profile_runs(
@@ -149,7 +149,7 @@ class _Profiling:
         )
         for batch, record in zip(missing, found, strict=True):
             fresh = replace(_unpack(record), provenance=self._origin())
-            known = fresh if known is None else known.merge(fresh)
+            known = fresh if known is None else self._merged(known, fresh)
             if self.path is not None:
                 known.save(self.path)
                 session.sharing.note_done(NAME, batch)
@@ -158,6 +158,19 @@ class _Profiling:
         if known is None:
             raise PolicyError("nothing was profiled")
         return known
+
+    def _merged(self, known: Policy, fresh: Policy) -> Policy:
+        """The runs of both; each may have guidance that the pipeline derived from a varied one.
+
+        Wan 2.2 gives its second network the scale of the first, if it has none of its own.
+        """
+        if self.session.varied:
+            both = known.fingerprint.join_guidance(fresh.fingerprint).guidance
+            known, fresh = (
+                replace(one, fingerprint=replace(one.fingerprint, guidance=both))
+                for one in (known, fresh)
+            )
+        return known.merge(fresh)
 
     def _batches(self) -> list[list[ProfiledPrompt]]:
         return self.session.batches(self.runs)

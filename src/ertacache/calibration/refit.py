@@ -22,6 +22,7 @@ from ertacache.calibration.session import (
     Progress,
     Session,
     Stage,
+    calibrated_steps,
     interleave_runs,
     open_session,
 )
@@ -98,7 +99,7 @@ def refit(
     if target == Target():
         target = Target(speedup=policy.default.speedup)
     check_pipeline(pipe, policy)
-    call = {"num_inference_steps": profile.num_steps} | call | _varied(pipe, profile, call)
+    call = calibrated_steps(policy) | call | _varied(pipe, profile, call)
     with open_session(
         pipe, call, batch_size=batch_size, stage=stage, processes=processes, resume=resume
     ) as session:
@@ -144,17 +145,19 @@ def _varied(pipe: Pipeline, profile: Profile, call: Mapping[str, Any]) -> dict[s
     """Arguments that differ between the profiled runs, with all their values.
 
     Raises:
-        ValueError: if the call has a list of other values.
+        ValueError: if the call has other values for one of them.
     """
     pairs = dict.fromkeys(pair for run in profile.runs for pair in run.arguments)
     found: dict[str, list[Any]] = {}
     for name, value in pairs:
         found.setdefault(name, []).append(value)
-    for name, values in Session(pipe, call).varied.items():
-        if set(values) != set(found.get(name, [])):
+    varied = Session(pipe, call).varied
+    for name in varied.keys() | (call.keys() & found.keys()):
+        if set(varied.get(name, [call[name]])) != set(found.get(name, [])):
+            has = ", ".join(map(str, found[name])) if name in found else "one value of it"
             raise ValueError(
-                f"{name} is a list of values that the profiled runs do not have, and a refit runs "
-                "them as they are: give one value, or calibrate with this list"
+                f"{name} is {call[name]}, but the profiled runs have {has}, and a refit runs them "
+                "as they are: leave it out, or calibrate with these values"
             )
     return found
 

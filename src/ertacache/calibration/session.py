@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from os import PathLike
 from time import perf_counter
@@ -42,7 +42,7 @@ from ertacache.integration.attach import Handle
 from ertacache.integration.choose import PlanChooser
 from ertacache.integration.microbatch import MicroBatch
 from ertacache.integration.private_api import Pipeline
-from ertacache.integration.record import Recording, record, takes_argument
+from ertacache.integration.record import Recording, argument_default, record, takes_argument
 from ertacache.integration.stats import RunStats
 from ertacache.metrics.image import to_pixels
 
@@ -52,6 +52,7 @@ __all__ = [
     "Progress",
     "Session",
     "Stage",
+    "calibrated_steps",
     "group_runs",
     "interleave_runs",
     "number_runs",
@@ -70,6 +71,7 @@ Progress = Callable[[int, int], None]
 Stage = Callable[[str], Progress | None]
 """Called with the name of a stage; returns what is called with its progress."""
 
+STEPS = "num_inference_steps"
 LATENTS = "latents"  # of a run, among the parts
 
 RESERVED = {
@@ -196,6 +198,9 @@ class Session:
         self.pipe, self.batch_size = pipe, batch_size
         self.varied = _varied(pipe, call or {})
         self.call = {name: value for name, value in (call or {}).items() if name not in self.varied}
+        steps = argument_default(pipe, STEPS)
+        if isinstance(steps, int):
+            self.call.setdefault(STEPS, steps)
         self.evaluations = Evaluations()
         self.output_type, self.one_by_one = "pt", False
         self.sharing = Sharing(
@@ -207,12 +212,28 @@ class Session:
         self._stage = stage if processes.is_main else None
         self._latents: dict[ProfiledPrompt, Sequence[Tensor]] = {}
         self._owners: dict[ProfiledPrompt, int] = {}  # processes that hold latents
-        self._facts: RunFacts | None = None
+        self._facts: dict[ProfiledPrompt, RunFacts] = {}
         self._choosers: dict[tuple[int, Target], PlanChooser] = {}
+
+    @property
+    def gives_schedule(self) -> bool:
+        """Whether the call gives the noise levels themselves."""
+        return any(self.call.get(name) is not None for name in ("sigmas", "timesteps"))
 
     def number_runs(self, prompts: Sequence[str], seed: int = 0) -> list[ProfiledPrompt]:
         """Runs of some prompts, spread over the varied arguments."""
         return number_runs(prompts, seed, varied=self.varied)
+
+    def check_values(self, runs: Sequence[ProfiledPrompt]) -> None:
+        """Raise if a value of a varied argument has no run."""
+        for name, values in self.varied.items():
+            there = [value for run in runs for key, value in run.arguments if key == name]
+            missing = [value for value in values if value not in there]
+            if missing:
+                raise ValueError(
+                    f"{name} has {len(values)} values, but of {len(runs)} prompts to calibrate on "
+                    f"none is left for {missing[0]}: give more prompts, or fewer values"
+                )
 
     def folds(self, runs: Sequence[ProfiledPrompt]) -> dict[ProfiledPrompt, int]:
         """Folds of some runs: they take turns, and each has all values of the varied arguments."""
@@ -291,9 +312,10 @@ class Session:
                 "use batch_size=1 and one image per prompt"
             )
         self.evaluations.add(phase, found.run.num_steps * len(runs))
-        self._facts = RunFacts.of(found)
+        facts = RunFacts.of(found)
         for place, run in enumerate(runs):
             if run in keep:
+                self._facts[run] = facts
                 self._keep(run, [x[place].cpu() for x in found.run.latents], phase)
         return found
 
@@ -302,10 +324,9 @@ class Session:
         parts = self.sharing.parts
         self._latents[run] = latents
         if parts is not None:
-            assert self._facts is not None
             # A run that was recorded to be profiled is counted with its profile.
             counted = Evaluations(refit=len(latents) - 1 if phase == "refit" else 0)
-            key, facts = self.sharing.key("latents", [run]), self._facts.to_tensors()
+            key, facts = self.sharing.key("latents", [run]), self._facts[run].to_tensors()
             parts.save(key, facts | {LATENTS: torch.stack(latents), COUNTED: counted.take()})
             self._latents[run] = parts.rows(key, LATENTS) or latents
 
@@ -316,7 +337,7 @@ class Session:
             key = self.sharing.key("latents", [run])
             rows, known = parts.rows(key, LATENTS), parts.load(key, COUNTED, *RunFacts.NAMES)
             if rows is not None and known is not None:
-                self._latents[run], self._facts = rows, RunFacts.from_tensors(known)
+                self._latents[run], self._facts[run] = rows, RunFacts.from_tensors(known)
                 self.evaluations.add_all(known[COUNTED])
         return run in self._latents
 
@@ -328,12 +349,11 @@ class Session:
         def load(batch: Sequence[ProfiledPrompt]) -> Record:
             if not all([self._holds(run) for run in batch]):
                 self.record(batch, phase="refit", keep=batch)
-            assert self._facts is not None
-            return self._facts.to_tensors()
+            return _joined([self._facts[run] for run in batch]).to_tensors()
 
         shared = list(self.sharing.share("reference", batches, load, owners=owners, kept=False))
         latents = Latents([self._latents.get(run) for run in runs])
-        facts = RunFacts.from_tensors(shared[0])
+        facts = _joined([RunFacts.from_tensors(record) for record in shared])
         return Reference(tuple(runs), latents, facts, tuple(batches), owners)
 
     def own(self, batches: Sequence[Sequence[ProfiledPrompt]]) -> tuple[int, ...]:
@@ -374,6 +394,11 @@ class Session:
             target(**self.arguments(runs, output_type="latent"))
         self.evaluations.add(phase, handle.stats.last.computed_steps * len(runs))
         return found[-1]
+
+
+def _joined(facts: Sequence[RunFacts]) -> RunFacts:
+    """What several runs have in common: a second history only if all of them have one."""
+    return replace(facts[0], branch=all(each.branch for each in facts))
 
 
 @contextmanager
@@ -419,6 +444,19 @@ def _varied(pipe: Pipeline, call: Mapping[str, Any]) -> dict[str, list[Any]]:
         if plain and value and "list" not in taken.lower() and (anything or name in parameters):
             found[name] = value
     return found
+
+
+def calibrated_steps(policy: Policy) -> dict[str, int]:
+    """The argument with which a call has as many steps as the calibrated runs.
+
+    Empty if those began later, as in image to image: their calls name more steps than they take.
+
+    Raises:
+        PolicyError: if the policy has neither a profile nor a plan.
+    """
+    if policy.profile is None:
+        return {STEPS: policy.default.num_steps}
+    return {STEPS: policy.profile.num_steps} if policy.profile.schedule.begun else {}
 
 
 def results_of(result: Any) -> Tensor:

@@ -20,6 +20,7 @@ from ertacache.calibration.lockstep import digest, measure_response, run_plan
 from ertacache.calibration.reference import Reference
 from ertacache.calibration.session import Session, group_runs
 from ertacache.calibration.sharing import Record
+from ertacache.calibration.validate import psnr_to_full
 from ertacache.core.distance import robust_distance, typical_distance
 from ertacache.core.frontier import PLAIN, FrontierPoint, MeasuredFit, solve_frontier
 from ertacache.core.groups import Groups
@@ -35,7 +36,6 @@ from ertacache.integration.solve import (
     profile_of,
     with_frontier,
 )
-from ertacache.metrics import IDENTICAL, psnr
 
 __all__ = ["SPEEDUPS", "Search", "measure_fits", "regret", "rest_of"]
 
@@ -112,7 +112,8 @@ def _next_start(start: Fit, best: Fit) -> Fit:
     """What to begin the next budget with: as the best one so far, but for its prior and groups."""
     if best.order:  # such a ridge is strong because of its prior
         return replace(start, response=best.response)
-    return replace(start, response=best.response, ridge=best.ridge)
+    ridge = min(best.ridge, RIDGES[-1])  # that of plain reuse is beyond all
+    return replace(start, response=best.response, ridge=ridge)
 
 
 def _response(session: Session, policy: Policy, reference: Reference) -> Tensor:
@@ -368,7 +369,7 @@ class _Trial:
         def decode(batch: Sequence[ProfiledPrompt]) -> Record:
             full = self.session.generate(batch, phase="trial").results
             found = self.session.generate(batch, attached, phase="trial").results
-            return {"decibels": psnr(found, full).clamp_max(IDENTICAL)}
+            return {"decibels": psnr_to_full(found, full)}
 
         batches, facts = self.session.batches(runs), digest(candidate.point.plan)
         shared = self.session.sharing.share("unit", batches, decode, facts=facts)

@@ -152,8 +152,9 @@ def open_model(
     """
     given = options.given()
     if policy is not None:
-        steps = policy.default.num_steps if policy.profile is None else policy.profile.num_steps
-        given = {"num_inference_steps": steps} | given
+        from ertacache.calibration.session import calibrated_steps
+
+        given = calibrated_steps(policy) | given
     device = options.device or processes.device
     pipe = _load_model(model, options, device=device)
     arguments = _call_arguments(pipe, model, given)

@@ -85,6 +85,10 @@ def refit(
     if model is None and call.lora is None:
         call = replace(call, lora=known.provenance.get("lora"))
     pipe, arguments = open_model(name, call, policy=known, **loading)
+    # Arguments in which the profiled runs differ are theirs, not those of a bundled model.
+    theirs = {argument for run in profile_of(known).runs for argument, _ in run.arguments}
+    for argument in theirs - call.given().keys():
+        arguments.pop(argument, None)
     with keeping_runs(parts), readable_failures(call), Stages() as stage:
         made = ertacache.refit(
             pipe,

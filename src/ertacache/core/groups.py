@@ -157,7 +157,7 @@ class Groups:
 
     def places(self, channels: int) -> Tensor:
         """Group of channels of each of so many channels, shape (channels,)."""
-        return torch.arange(channels) * self.channels // channels
+        return torch.arange(channels, device="cpu") * self.channels // channels
 
     def merge(self, values: Tensor, finer: Groups) -> Tensor:
         """Add up values by group of ``finer``, (..., groups, n, n), to those of these groups.

@@ -11,7 +11,7 @@ import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,9 +25,12 @@ from ertacache.integration.solve import PlanSolver
 if TYPE_CHECKING:
     from ertacache.integration.private_api import Scheduler
 
-__all__ = ["PlanChooser"]
+__all__ = ["PlanChooser", "remember"]
 
+KEPT = 64  # schedules, and plans
 _LOG = logging.getLogger("ertacache")
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 LATER = ", if it began in noise as the profiled ones; it begins later and comes less close"
 
@@ -40,6 +43,20 @@ NO_PSNR = (
     "no plan is predicted to reach {psnr:g} dB in this run of {steps} steps, so every step is "
     "computed: give a smaller min_psnr"
 )
+
+
+def remember(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    """Keep a value, and forget the oldest if there are many: a server may see any number of sizes.
+
+    Example:
+        >>> known = {number: "" for number in range(KEPT)}
+        >>> remember(known, KEPT, "")
+        >>> len(known) == KEPT, min(known)
+        (True, 1)
+    """
+    known[key] = value
+    if len(known) > KEPT:
+        del known[next(iter(known))]
 
 
 def _on_cpu() -> AbstractContextManager[object]:
@@ -69,8 +86,7 @@ class PlanChooser:
         self.policy, self.target = policy, target
         self._solver: PlanSolver | None = None
         self._schedules: dict[tuple[bytes, bytes, int], Schedule] = {}
-        self._chosen: dict[tuple[int, Target], FittedPlan | None] = {}
-        self._kept: list[Schedule] = []
+        self._chosen: dict[tuple[Schedule, Target], FittedPlan | None] = {}
         self._single: PlanChooser | None = None
 
     @property
@@ -115,12 +131,11 @@ class PlanChooser:
 
     def choose_for(self, schedule: Schedule) -> FittedPlan | None:
         """The same for a schedule that was read already; its plan is kept with the object."""
-        key = id(schedule), self.target
+        key = schedule, self.target
         if key not in self._chosen:
             self._check_direction(schedule)
             with _on_cpu():
-                self._chosen[key] = self._choose(schedule)
-            self._kept.append(schedule)  # so that no other gets its id
+                remember(self._chosen, key, self._choose(schedule))
         return self._chosen[key]
 
     def schedule(self, scheduler: Scheduler, begin: int) -> Schedule:
@@ -132,7 +147,7 @@ class PlanChooser:
         levels = own if isinstance(own, Tensor) else scheduler.timesteps
         key = _bytes(levels), _bytes(scheduler.timesteps), begin
         if key not in self._schedules:
-            self._schedules[key] = read_schedule(scheduler, begin=begin)
+            remember(self._schedules, key, read_schedule(scheduler, begin=begin))
         return self._schedules[key]
 
     def _check_direction(self, schedule: Schedule) -> None:

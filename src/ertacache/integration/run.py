@@ -380,7 +380,7 @@ class _OutputCache:
 
         A network may return outputs in memory that its next call overwrites, as CUDA graphs do.
         """
-        output = _map(output, Tensor.clone)
+        output = _map(output, lambda tensor: tensor.detach().clone())
         device = self._device
         if device is None:
             self._outputs[index] = output

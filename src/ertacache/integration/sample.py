@@ -23,7 +23,7 @@ from ertacache.core.unroll import Integrate, LoopRun, integrate_with, read_loop
 from ertacache.formats.fingerprint import UNKNOWN, UNKNOWN_HASH, Fingerprint
 from ertacache.formats.fitted import FittedPlan
 from ertacache.formats.policy import Policy, PolicyError
-from ertacache.integration.choose import PlanChooser
+from ertacache.integration.choose import PlanChooser, remember
 from ertacache.integration.warnings import RunWarnings
 
 __all__ = [
@@ -244,7 +244,8 @@ class _Plans:
         place = key, levels.numpy().tobytes(), sample.ndim
         if place not in self._runs:
             begun = self._begun(levels, flow)
-            self._runs[place] = read_run(integrate, sigmas, flow=flow, sample=sample, begun=begun)
+            found = read_run(integrate, sigmas, flow=flow, sample=sample, begun=begun)
+            remember(self._runs, place, found)
         return self._runs[place]
 
     def _begun(self, levels: Tensor, flow: bool) -> bool | None:

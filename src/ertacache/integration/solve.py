@@ -201,6 +201,8 @@ class PlanSolver:
         return {point.computed: point.predicted_error for point in found.points}
 
     def _later_curve(self, schedule: Schedule, budgets: range) -> dict[int, float]:
+        if not budgets:  # a single step is left
+            return {}
         run, pinned, least = self._run(schedule), self.pinned(schedule), math.inf
         curve = {}
         for budget in budgets[:-1]:

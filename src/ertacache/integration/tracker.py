@@ -304,12 +304,14 @@ class Tracker:
             return lambda: self._report("set_timesteps", self._loose - loose)
         if run.looped:  # bars inside of a loop mean nothing
             return lambda: None
-        run.looped = True
+        run.looped, before = True, sys.exc_info()[1]
 
         def leave() -> None:
             if self._run is not run:  # a later run has begun since
                 return
-            failed, calls = sys.exc_info()[0] is not None, self._stepless(least=_LOOP)
+            # A run may begin while an error is handled, such as that of a larger one.
+            failed = sys.exc_info()[1] not in (None, before)
+            calls = self._stepless(least=_LOOP)
             self._end(failed=failed)
             run.follower.loop_left(failed=failed)
             self._report("step", calls)
