@@ -23,6 +23,7 @@ from torch import Tensor
 import ertacache
 from ertacache import Policy, PolicyError
 from ertacache.calibration.session import Progress
+from ertacache.calibration.sharing import first_numbers
 from ertacache.integration.loops import Loop
 from ertacache.integration.sample import denoise_of
 
@@ -89,8 +90,28 @@ class Request:
             self.cfg,
             self.seed,
             [tuple(part.shape) for part in _parts(self.latent["samples"])],
+            _weights_of(self.model),
+            [_conditioning_facts(entry) for _, entry in self.positive],
+            [_conditioning_facts(entry) for entry in self.negative],
         ]
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:8]
+
+
+def _weights_of(model: Any) -> list[object]:
+    """What tells checkpoints and LoRAs of one class of models apart."""
+    weights = model.model.diffusion_model.named_parameters()
+    first = [(name, first_numbers(values)) for name, values in weights]
+    patches = sorted((key, len(found)) for key, found in model.patches.items())
+    # The id of patches is made anew for every LoRA that is loaded, and for no other reason.
+    return [first, patches, str(getattr(model, "patches_uuid", "")) if patches else ""]
+
+
+def _conditioning_facts(entry: Sequence[Any]) -> list[object]:
+    """A conditioning by its numbers and by the plain values beside them, such as guidance."""
+    tensor, options = entry
+    plain = {k: v for k, v in options.items() if isinstance(v, str | int | float | bool)}
+    tensors = {k: _name(v) for k, v in options.items() if isinstance(v, Tensor)}
+    return [_name(tensor), sorted(plain.items()), sorted(tensors.items())]
 
 
 def split_conditioning(found: Sequence[list[Any]]) -> list[tuple[str, list[Any]]]:
@@ -225,8 +246,11 @@ def _decoder(
         return None
 
     def decode(latents: Tensor) -> Tensor:
-        scaled = sampling.inverse_noise_scaling(sigmas[-1], latents)
+        # Runs end on the CPU, and ComfyUI has the sigmas on the device of the model.
+        scaled = sampling.inverse_noise_scaling(sigmas[-1].to(latents), latents)
         images: Tensor = vae.decode(guider.inner_model.process_latent_out(scaled.float()))
+        # To decode, ComfyUI may have unloaded the model that the next run needs.
+        comfy.model_management.load_models_gpu([guider.model_patcher])
         return images.movedim(-1, -3)  # channels before height and width, as diffusers has them
 
     return decode

@@ -6,6 +6,7 @@ is such a function; here it gets what only ComfyUI knows: the kind of the model,
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from ertacache import Policy, PolicyError
 from ertacache.formats.fingerprint import CFG, cfg_name
+from ertacache.integration.choose import remember
 from ertacache.integration.sample import PolicySampler, integrate_sampler, is_flow, read_run
 
 __all__ = ["MODEL_KEY", "PolicyRun", "accelerate", "base_function", "prediction_of", "take_over"]
@@ -26,6 +28,7 @@ __all__ = ["MODEL_KEY", "PolicyRun", "accelerate", "base_function", "prediction_
 MODEL_KEY = "ComfyUI model"
 """Entry of a policy's provenance: ComfyUI's class of the model that it was calibrated for."""
 
+_SAMPLERS = 8  # of one model whose plans are kept
 _LOG = logging.getLogger("ertacache")
 
 
@@ -45,8 +48,12 @@ def accelerate(policy: Policy, sampler: Any, speedup: float) -> Any:
 def take_over(policy: Policy, speedup: float) -> Callable[..., Any]:
     """What a MODEL does when a run starts: swap the sampler if it is deterministic.
 
-    Otherwise the run is left alone, and the log says why.
+    Otherwise the run is left alone, and the log says why. Plans are kept from run to run.
     """
+
+    @functools.lru_cache(maxsize=_SAMPLERS)
+    def follow(base: Callable[..., Tensor]) -> PolicyRun:
+        return PolicyRun(policy, base, speedup, optional=True)
 
     def start(
         executor: Any, noise: Any, latent: Any, sampler: Any, *rest: Any, **named: Any
@@ -57,9 +64,8 @@ def take_over(policy: Policy, speedup: float) -> Callable[..., Any]:
             _LOG.warning("ERTACache leaves this run alone: %s", reason)
             return executor(noise, latent, sampler, *rest, **named)
         if not isinstance(base, PolicyRun):
-            run = PolicyRun(policy, base, speedup, optional=True)
             options = sampler.extra_options, sampler.inpaint_options
-            sampler = comfy.samplers.KSAMPLER(run, *options)
+            sampler = comfy.samplers.KSAMPLER(follow(base), *options)
         return executor(noise, latent, sampler, *rest, **named)
 
     return start
@@ -98,6 +104,7 @@ class PolicyRun:
         self._policy, self._speedup, self._optional = policy, speedup, optional
         self._base = _Base(base)
         self._samplers: dict[str, PolicySampler] = {}
+        self._followed: dict[object, bool] = {}
 
     def __call__(
         self,
@@ -157,12 +164,16 @@ class PolicyRun:
         options: dict[str, Any],
     ) -> bool:
         """Whether the base is deterministic and linear; if not, log why."""
+        key = _key(sigmas), prediction, x.ndim, repr(sorted(options.items()))
+        if self._followed.get(key):
+            return True
         integrate = integrate_sampler(self._base, like=model, extra_args=extra, **options)
         try:
             read_run(integrate, sigmas.clone(), flow=is_flow(prediction), sample=x)
         except PolicyError as reason:
             _LOG.warning("ERTACache leaves this run alone: %s", reason)
             return False
+        remember(self._followed, key, True)
         return True
 
     def _check(self, guider: Any, x: Tensor) -> None:

@@ -52,6 +52,9 @@ class Flux:
 
     def __init__(self) -> None:
         self.model_sampling: object = Flow()
+        self.diffusion_model = torch.nn.Linear(2, 2)
+        torch.nn.init.ones_(self.diffusion_model.weight)
+        torch.nn.init.zeros_(self.diffusion_model.bias)
 
     def scale_latent_inpaint(
         self, x: Tensor, sigma: Tensor, noise: Tensor, latent_image: Tensor
@@ -70,6 +73,7 @@ class Patcher:
 
     def __init__(self) -> None:
         self.model = Flux()
+        self.patches: dict[str, list[Any]] = {}
         self.wrappers: dict[tuple[str, str], Any] = {}
 
     def clone(self) -> Patcher:
@@ -177,7 +181,7 @@ def modules(folder: Path) -> dict[str, Any]:
         if interruption.after < 0:
             raise Interrupted
 
-    empty = SimpleNamespace()
+    empty, loaded = SimpleNamespace(), list[Any]()
     parts = {
         "samplers": SimpleNamespace(
             KSAMPLER=KSampler,
@@ -189,7 +193,10 @@ def modules(folder: Path) -> dict[str, Any]:
         "sample": SimpleNamespace(fix_empty_latent_channels=lambda model, latent, *sizes: latent),
         "model_sampling": SimpleNamespace(CONST=Flow),
         "model_management": SimpleNamespace(
-            throw_exception_if_processing_interrupted=check, interruption=interruption
+            throw_exception_if_processing_interrupted=check,
+            interruption=interruption,
+            load_models_gpu=loaded.append,
+            loaded=loaded,
         ),
         "utils": SimpleNamespace(
             ProgressBar=lambda total: SimpleNamespace(update_absolute=lambda done, all_: None)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from ertacache import Policy, PolicyError
 from tests.comfyui.stand_ins import SHAPE, Interrupted, KSampler, Patcher, load_pack
@@ -114,6 +115,43 @@ def test_a_cancelled_calibration_is_continued(nodes: Any, tmp_path: Path) -> Non
     assert done is not None
     assert done.runs[:2] == kept.runs
     assert not profile.exists()
+
+
+def test_another_model_or_conditioning_does_not_continue_it(nodes: Any, tmp_path: Path) -> None:
+    """A checkpoint of the same class, a LoRA, another guidance beside the prompt."""
+    import comfy.model_management  # the stand-in
+
+    changed = Patcher()
+    torch.nn.init.constant_(changed.model.diffusion_model.weight, 2.0)
+    patched = Patcher()
+    patched.patches = {"weight": [1.0]}
+    guided = [[tensor, options | {"guidance": 3.5}] for tensor, options in prompts(nodes)]
+    for others in ({}, {"model": changed}, {"model": patched}, {"positive": guided}):
+        comfy.model_management.interruption.after = 20
+        with pytest.raises(Interrupted):
+            calibrate(nodes, **others)
+    assert len(list((tmp_path / "models" / "ertacache").iterdir())) == 4
+
+
+def test_images_are_decoded_where_the_latents_are_and_the_model_is_loaded_again(
+    nodes: Any,
+) -> None:
+    """ComfyUI has the sigmas on the device of the model, and unloads it to decode."""
+    import comfy.model_management  # the stand-in
+
+    seen = []
+
+    class Vae:
+        def decode(self, latents: Tensor) -> Tensor:
+            seen.append(latents.device.type)
+            return latents[:, :3].movedim(1, -1).clamp(0, 1)
+
+    model = Patcher()
+    calibrate(nodes, model=model, vae=Vae())
+    assert set(seen) == {"cpu"}
+    loaded = comfy.model_management.loaded
+    assert len(loaded) == len(seen)
+    assert {type(models[0]) for models in loaded} == {Patcher}
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,21 @@ def test_a_model_takes_over_only_what_it_can(
     assert start(executor, None, None, ours, SIGMAS)[1] == 4
 
 
+def test_a_model_keeps_its_plans_from_run_to_run(
+    sampling: Any, policy: Policy, caplog: pytest.LogCaptureFixture
+) -> None:
+    start, euler = sampling.take_over(policy, 2.0), KSampler(samplers.euler)
+
+    def executor(noise: Any, latent: Any, sampler: Any, *rest: Any) -> Any:
+        return sampler.sampler_function, run(sampler, ready_model())[0]
+
+    other = torch.linspace(1, 0, 11)
+    with caplog.at_level(logging.INFO):
+        found = [start(executor, None, None, euler, other) for _ in range(3)]
+    assert len({id(function) for function, _ in found}) == 1
+    assert all(torch.equal(latent, found[0][1]) for _, latent in found)
+
+
 def test_a_sampler_object_of_another_kind_is_left_alone(
     sampling: Any, policy: Policy, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -32,6 +32,7 @@ __all__ = [
     "Sharing",
     "describe_pipeline",
     "find_parts",
+    "first_numbers",
     "taking_up",
 ]
 
@@ -333,7 +334,7 @@ def describe_pipeline(pipe: Pipeline, call: Mapping[str, Any], batch_size: int) 
         digest.update(f"{name} {type(part).__name__} {getattr(part, 'config', '')}".encode())
         if isinstance(part, nn.Module):
             for weight, values in part.named_parameters():
-                digest.update(f"{weight} {values.dtype} {_first_numbers(values)}".encode())
+                digest.update(f"{weight} {values.dtype} {first_numbers(values)}".encode())
     facts = {
         "pipeline": type(pipe).__name__,
         "parts": digest.hexdigest(),
@@ -344,7 +345,8 @@ def describe_pipeline(pipe: Pipeline, call: Mapping[str, Any], batch_size: int) 
     return json.dumps(facts, sort_keys=True, default=str)
 
 
-def _first_numbers(values: Tensor) -> list[float]:
+def first_numbers(values: Tensor) -> list[float]:
+    """The first few numbers of a weight, which tell it from another one; none if it is on disk."""
     if values.is_meta or not values.numel():  # on disk, with some ways of offloading
         return []
     first = values.detach()
