@@ -6,8 +6,8 @@ and fewer steps are each compared with the full run at the same setting: PSNR of
 result, with a bootstrap interval over prompts. Guidance 1 is a run without guidance. A setting that
 the policy refuses is a row with its error.
 
-At every guidance a second policy stands beside it (``list_db``), whose calibration prompts are as
-many and spread over a list of guidance values.
+At every guidance a second policy stands beside it (``list_db``), whose calibration prompts are
+twice as many and spread over a list of guidance values.
 
 Writes its rows into ``results/transfer.json``, in place of older rows of the same models. The last
 line of standard output is the JSON of the rows, compact.
@@ -39,6 +39,7 @@ from ertacache.models import MODELS, load_pipeline, load_prompts
 SPEEDUP = 2.0
 GUIDANCE = (1.0, 2.0, 3.0, 5.0, 7.0)
 LISTED = (2.0, 5.0, 7.0)  # with the model's own, they span all but the runs without guidance
+LIST = 2  # times as many calibration prompts for a list of values
 BATCHES = (1, 4)
 BATCH = 8  # of the calibration, as in the other benchmarks
 GRID = 16  # sizes are multiples of it
@@ -144,7 +145,7 @@ def measure_model(name: str, options: argparse.Namespace) -> list[Row]:
     policies = {"psnr": make_policy(pipe, name, options.calibration)}
     if model.guidance is not None:
         listed = guidance_list(model)
-        policies["list"] = make_policy(pipe, name, options.calibration, listed)
+        policies["list"] = make_policy(pipe, name, LIST * options.calibration, listed)
     prompts = load_prompts(name, "heldout")[: options.heldout]
     known: dict[Setting, Row] = {}
     rows, plan = [], policies["psnr"].default

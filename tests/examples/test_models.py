@@ -47,7 +47,7 @@ def test_with_the_bundled_model(
     names = ["fast." + kind, "full." + kind, "policy.safetensors"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert np.shape(full) == np.shape(fast)
-    if PICTURES:
+    if PICTURES and name != "qwen_image":  # which runs the same bundled model as flux
         draw(name, full, fast)
 
 
