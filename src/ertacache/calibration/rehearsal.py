@@ -20,7 +20,7 @@ from ertacache.integration.identity import find_denoisers
 from ertacache.integration.private_api import Pipeline
 from ertacache.integration.record import NO_STEP, argument_default, takes_argument
 from ertacache.integration.schedulers import SchedulerError, first_step
-from ertacache.integration.tracker import NetworkCall, StepCall, Tracker
+from ertacache.integration.tracker import NetworkCall, StepCall, following
 
 __all__ = ["check_call", "rehearse"]
 
@@ -95,17 +95,9 @@ def _choose_output(session: Session, run: ProfiledPrompt) -> _Rehearsal:
 
 
 def _run_one(session: Session, run: ProfiledPrompt) -> _Rehearsal:
-    pipe, runs = session.pipe, list[_Rehearsal]()
-
-    def start() -> _Rehearsal:
-        runs.append(_Rehearsal(pipe))
-        return runs[-1]
-
-    tracker = Tracker(pipe, find_denoisers(pipe), start=start)
-    try:
+    pipe = session.pipe
+    with following(pipe, find_denoisers(pipe), _Rehearsal) as runs:
         result = session.run([run], output_type=session.output_type)
-    finally:
-        tracker.remove()
     if not runs or runs[-1].steps == 0:
         raise SchedulerError(NO_STEP)
     _check_result(pipe, result)
@@ -140,21 +132,15 @@ def _try_two(session: Session, run: ProfiledPrompt, *, rows: int) -> None:
     """Call the pipeline with two prompts up to its network; if it cannot, they run one by one."""
     pipe, refused = session.pipe, ""
     seen: list[int] = []
-
-    def start() -> _UpToNetwork:
-        return _UpToNetwork(pipe, seen)
-
-    tracker = Tracker(pipe, find_denoisers(pipe), start=start)
     two = [run, replace(run, seed=run.seed + 1)]
     try:
-        session.run(two, output_type=session.output_type)
+        with following(pipe, find_denoisers(pipe), lambda pipe: _UpToNetwork(pipe, seen)):
+            session.run(two, output_type=session.output_type)
     except _SeenError:
         if seen[-1] != 2 * rows:
             refused = f"two prompts make a batch of {seen[-1]} in its network, one of {rows}"
     except (*_REFUSALS, RuntimeError, AssertionError) as error:
         refused = f"{type(error).__name__}: {error}"
-    finally:
-        tracker.remove()
     if refused and session.batch_size > 1:
         raise ValueError(
             f"{type(pipe).__name__} takes one prompt at a time ({refused}): use batch_size=1"

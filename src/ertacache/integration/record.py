@@ -24,7 +24,7 @@ from ertacache.integration.schedulers import (
     first_step,
     read_schedule,
 )
-from ertacache.integration.tracker import NetworkCall, StepCall, Tracker, check_plain
+from ertacache.integration.tracker import NetworkCall, StepCall, check_plain, following
 
 __all__ = ["NO_STEP", "Recording", "argument_default", "record", "takes_argument"]
 
@@ -62,18 +62,9 @@ def record(pipe: Pipeline, **call_kwargs: Any) -> Recording:
         SchedulerError: if the scheduler adds noise, or the run did not take every step.
         RuntimeError: if a policy is attached to the scheduler or a network.
     """
-    runs: list[_Recorder] = []
-
-    def start() -> _Recorder:
-        runs.append(_Recorder(pipe))
-        return runs[-1]
-
     output = {"output_type": "latent"} if takes_argument(pipe, "output_type") else {}
-    tracker = Tracker(pipe, find_denoisers(pipe), start=start)
-    try:
+    with following(pipe, find_denoisers(pipe), _Recorder) as runs:
         pipe(**(output | call_kwargs))
-    finally:
-        tracker.remove()
     if not runs:
         raise SchedulerError(NO_STEP)
     return runs[-1].result()

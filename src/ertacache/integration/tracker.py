@@ -13,8 +13,8 @@ import functools
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any, Protocol, TypeVar
@@ -43,6 +43,7 @@ __all__ = [
     "Tracker",
     "check_plain",
     "find_tracker",
+    "following",
     "untraced",
 ]
 
@@ -174,6 +175,9 @@ class Follower(Protocol):
     def loop_left(self, *, failed: bool) -> None:
         """The loop around the run was left, after its end."""
         ...
+
+
+_Follower = TypeVar("_Follower", bound=Follower)
 
 
 @dataclass(eq=False)
@@ -425,6 +429,24 @@ def _patched_step(mine: Scheduler, tracker: Tracker) -> MethodType:
 
     setattr(step, _MARK, (id(mine), weakref.ref(tracker)))
     return MethodType(step, mine)
+
+
+@contextmanager
+def following(
+    pipe: Pipeline, networks: Mapping[str, nn.Module], make: Callable[[Pipeline], _Follower]
+) -> Iterator[list[_Follower]]:
+    """Follow the runs of a pipeline within the block; yields what was made for each of them."""
+    runs: list[_Follower] = []
+
+    def start() -> _Follower:
+        runs.append(make(pipe))
+        return runs[-1]
+
+    tracker = Tracker(pipe, networks, start=start)
+    try:
+        yield runs
+    finally:
+        tracker.remove()
 
 
 def find_tracker(pipe: Pipeline, networks: Mapping[str, nn.Module]) -> Tracker | None:
