@@ -105,7 +105,7 @@ def best_baselines(rows: Sequence[BenchRow]) -> list[str]:
     places: dict[tuple[str, float], list[tuple[float, str]]] = {}
     for row in rows:
         here = places.setdefault((row.model, row.budget), [])
-        if row.psnr and _kept(row) and _is_baseline(row.method):
+        if row.psnr and row.keeps_budget and _is_baseline(row.method):
             here.append((-row.psnr.value, row.method))
     ranks: dict[str, list[int]] = {}
     for here in places.values():
@@ -164,12 +164,7 @@ def _summary_cell(row: BenchRow | None, budget: float) -> str:
     """A mean; in brackets where the method did not come within the tolerance of the budget."""
     if row is None or row.psnr is None or row.flops_ratio is None:
         return "-"
-    return f"{row.psnr.value:.1f}" if _kept(row) else f"({row.psnr.value:.1f})"
-
-
-def _kept(row: BenchRow) -> bool:
-    """Whether a method came within the tolerance of its budget."""
-    return row.flops_ratio is not None and row.flops_ratio * row.budget - 1 <= TOLERANCE
+    return f"{row.psnr.value:.1f}" if row.keeps_budget else f"({row.psnr.value:.1f})"
 
 
 def model_table(rows: Sequence[BenchRow]) -> str:

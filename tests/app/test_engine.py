@@ -159,9 +159,17 @@ def test_policies_stay_in_the_working_folder(
     ] == ["emoji-flux.safetensors", "emoji-flux-2.safetensors"]
     other = replace(Policy.load(policy_file), provenance={"model": "owner/another"})
     other.save(tmp_path / "another.safetensors")
+    lora = {"model": MODEL, "lora": "style.safetensors"}
+    replace(Policy.load(policy_file), provenance=lora).save(tmp_path / "lora.safetensors")
     (tmp_path / "broken.safetensors").write_bytes(b"no policy")
     (tmp_path / "link.safetensors").symlink_to(policy_file)
-    for name, age in (("emoji-flux", 2), ("emoji-flux-2", 3), ("another", 1), ("broken", 0)):
+    for name, age in (
+        ("emoji-flux", 2),
+        ("emoji-flux-2", 3),
+        ("another", 1),
+        ("broken", 0),
+        ("lora", 0),
+    ):
         os.utime(tmp_path / f"{name}.safetensors", (1000 - age, 1000 - age))
     found = Engine(tmp_path)
     assert found.predict(MODEL, REQUEST).ready

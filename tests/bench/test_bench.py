@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from ertacache.baselines import BASELINES
 from ertacache.bench import contestants
@@ -16,6 +18,7 @@ from ertacache.bench.bench import Bench
 from ertacache.bench.contestants import EXTRAPOLATIONS, POLICIES, extrapolation_contestants
 from ertacache.bench.journal import Journal
 from ertacache.bench.methods import METHODS as ALL
+from ertacache.bench.results import read_results
 from ertacache.bench.workload import Workload
 from ertacache.calibration.session import Session, number_runs
 from ertacache.formats.policy import Policy
@@ -140,6 +143,47 @@ def test_a_second_run_measures_nothing_again(
         assert without_times(new) == without_times(old)
 
 
+def test_only_the_same_benchmark_continues_another(work: Workload, results: Path) -> None:
+    """Whatever its command line; other prompts of the same seeds, or another call, do not."""
+    spelled = Bench(work, results, (2.0,), METHODS, "ertacache bench tiny -q")
+    assert len(spelled.run()) == 1 + len(METHODS)
+    prompts = number_runs(["a circle", "a red square", "a black circle"], 100)
+    other = Session(work.pipe, work.session.call | {"guidance_scale": 9.0}, batch_size=2)
+    for changed in (replace(work, heldout=prompts), replace(work, session=other)):
+        with pytest.raises(ValueError, match="belongs to a benchmark with other settings"):
+            Bench(changed, results, (2.0,), METHODS, "ertacache bench tiny").run()
+
+
+def test_samples_that_an_interruption_lost_are_made_again(work: Workload, tmp_path: Path) -> None:
+    bench = Bench(work, tmp_path / "bench.json", (2.0,), ("fewer steps", "uniform"))
+    bench.run()
+    made, lines = load_file(bench.samples_path), bench.journal_path.read_bytes()
+    kept = {key: value for key, value in made.items() if "uniform" not in key}
+    save_file(kept, bench.samples_path, metadata={"prompts": "[]"})
+    bench.run()
+    assert load_file(bench.samples_path).keys() == made.keys()
+    assert bench.journal_path.read_bytes() == lines  # nothing is measured twice
+
+
+def test_a_result_with_nan_is_written_and_read(
+    work: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = work.session.generate
+
+    def spoiled(runs: Any, **changes: Any) -> Any:
+        made = generate(runs, **changes)
+        if len(work.pipe.scheduler.timesteps) < STEPS:  # fewer steps
+            made.results[0] = float("nan")
+        return made
+
+    monkeypatch.setattr(work.session, "generate", spoiled)
+    Bench(work, tmp_path / "bench.json", (2.0,), ("fewer steps",)).run()
+    _, rows = read_results(tmp_path / "bench.json")
+    (fewer,) = (row for row in rows if row.method == "fewer steps")
+    assert fewer.psnr is not None
+    assert fewer.psnr.low == 0.0
+
+
 def test_an_interruption_after_the_trials_does_not_repeat_them(
     work: Workload, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +218,14 @@ def test_bad_arguments_are_refused_before_any_work(work: Workload, tmp_path: Pat
         Bench(work, tmp_path / "x.json", budgets=(2.0, 5.0))
     with pytest.raises(ValueError, match="two images"):
         Bench(work, tmp_path / "x.json", (2.0,), reference=tmp_path)
+    for level in (0, 255):
+        Image.new("RGB", (4, 4), (level, level, level)).save(tmp_path / f"{level}.png")
+    with pytest.raises(ValueError, match="FID needs at least two held-out prompts"):
+        Bench(
+            replace(work, heldout=work.heldout[:1]), tmp_path / "x.json", (2.0,), reference=tmp_path
+        )
+    for path in tmp_path.iterdir():
+        path.unlink()
     with pytest.raises(ValueError, match="'our schedule, order 1' has the compute schedule of"):
         Bench(work, tmp_path / "x.json", (2.0,), ("our schedule, order 1", "uniform"))
     assert not list(tmp_path.iterdir())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save
 
 from ertacache.bench.samples import SAMPLES, Samples, read_samples
@@ -31,9 +32,10 @@ def test_round_trip_of_images_and_videos(tmp_path: Path) -> None:
 
 
 def test_all_images_are_stored_but_only_the_first_videos(tmp_path: Path) -> None:
-    kept = Samples(tmp_path / "x.samples.safetensors")
+    kept = Samples(tmp_path / "x.samples.safetensors", every=True)
     kept.add("full", 1.0, torch.ones(8, 3, 4, 4))
     assert kept.images("full", 1.0, batches=2) is None
+    assert [kept.has("full", 1.0, batch=batch) for batch in (0, 1)] == [True, False]
     kept.add("full", 1.0, torch.zeros(2, 3, 4, 4), batch=1)
     found = kept.images("full", 1.0, batches=2)
     assert found is not None
@@ -42,11 +44,26 @@ def test_all_images_are_stored_but_only_the_first_videos(tmp_path: Path) -> None
     kept.add("video", 1.0, torch.ones(8, 5, 3, 4, 4), batch=1)
     assert kept.images("video", 1.0, batches=2) is None
     assert kept.images("video", 1.0, batches=1) is None
+    assert [kept.has("video", 1.0, batch=batch) for batch in (0, 1)] == [True, True]
+
+
+def test_without_fid_only_the_images_that_are_shown_are_stored(tmp_path: Path) -> None:
+    path = tmp_path / "x.samples.safetensors"
+    kept = Samples(path)
+    assert not kept.has("full", 1.0, batch=0)
+    for batch in range(3):
+        kept.add("full", 1.0, torch.ones(8, 3, 4, 4), batch=batch)
+        assert kept.has("full", 1.0, batch=batch)
+    kept.save(["a"])
+    with safe_open(path, "pt") as file:
+        assert {key: file.get_slice(key).get_shape()[0] for key in file.keys()} == {  # noqa: SIM118
+            "1|0|full": SAMPLES
+        }
 
 
 def test_a_full_disk_leaves_the_old_samples(tmp_path: Path) -> None:
     path = tmp_path / "x.samples.safetensors"
-    kept = Samples(path)
+    kept = Samples(path, every=True)
     kept.add("full", 1.0, torch.ones(1, 3, 4, 4))
     kept.save(["a"])
     before = path.read_bytes()

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ertacache.calibration import calibrate, validate
+from ertacache.calibration.sharing import taking_up
 from ertacache.core.plans import PaperPlan
-from ertacache.formats.policy import Policy, ValidationRow
+from ertacache.distributed import ALONE
+from ertacache.formats.parts import Parts
+from ertacache.formats.policy import Policy, PolicyError, ValidationRow
 from ertacache.models import zoo
 from tests.cli.conftest import Refused, Run, T, messages
 from tests.hubserver import TOKEN, Hub
@@ -188,6 +192,32 @@ def test_an_interrupt_leaves_the_old_policy(
     assert result.exit_code == 130
     assert messages(result) == ["interrupted: nothing was written"]
     assert path.read_bytes() == policy_file.read_bytes()
+
+
+def test_finished_work_stays_until_the_policy_is_written(
+    tmp_path: Path, policy_file: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is too large, or a full disk, costs nothing but another try."""
+    path = tmp_path / "q.safetensors"
+
+    def made(*_: object, resume: Parts, **__: object) -> Policy:
+        resume.save("0a", {"latents": torch.zeros(1)})
+        with taking_up(resume, ALONE):  # as every calibration ends
+            return Policy.load(policy_file)
+
+    def failing(*_: object) -> None:
+        raise PolicyError("cannot save: too large")
+
+    monkeypatch.setattr(calibrate, "calibrate", made)
+    with monkeypatch.context() as patch:
+        patch.setattr(Policy, "save", failing)
+        result = run("calibrate", "emoji-flux", "--speedup", 2, "-o", path)
+        assert (result.exit_code, messages(result)[-1]) == (2, "error: cannot save: too large")
+    parts = tmp_path / "q.safetensors.parts"
+    assert [part.name for part in parts.iterdir() if part.suffix] == ["0a.safetensors"]
+    run("calibrate", "emoji-flux", "--speedup", 2, "-o", path)
+    assert path.exists()
+    assert not parts.exists()
 
 
 @pytest.mark.usefixtures("given")

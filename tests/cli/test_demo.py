@@ -50,15 +50,21 @@ def test_the_demo_runs_twice_and_loses_nothing(
     monkeypatch.setattr(demo, "_measure", lambda *_: ([], []))
     for name in ("_results", "_print_results", "_draw"):
         monkeypatch.setattr(demo, name, lambda *_: None)
-    assert run("demo", "-o", tmp_path).exit_code == 0
-    assert run("demo", "-o", tmp_path).exit_code == 0
     assert policy.profile is not None
+    prompts = [each.prompt for each in policy.profile.runs]
+    monkeypatch.setattr("ertacache.models.load_prompts", lambda *_: prompts)
+    same = ("demo", "--prompts", len(prompts), "--steps", policy.profile.num_steps)
+    assert run(*same, "-o", tmp_path).exit_code == 0
+    assert run(*same, "-o", tmp_path).exit_code == 0
+    monkeypatch.setattr(demo, "_calibrate", lambda *_: pytest.fail("work before the refusal"))
+    assert "would be lost" in run("demo", "-o", tmp_path).stderr
+    monkeypatch.setattr(demo, "_calibrate", lambda *_: (policy, {"2x": policy.default}))
     others = tuple(replace(run, seed=run.seed + 100) for run in policy.profile.runs)
     replace(policy, profile=replace(policy.profile, runs=others)).save(path)
     before = path.read_bytes()
     result = run("demo", "-o", tmp_path)
     assert result.exit_code == 2
-    assert "holds 3 runs of a profile, which would be lost" in result.stderr
+    assert "holds 3 runs of a profile, 1 measured plan, which would be lost" in result.stderr
     assert path.read_bytes() == before
     assert run("demo", "--force", "-o", tmp_path).exit_code == 0
     assert path.read_bytes() != before

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ertacache.formats.files import DRAFT
 from ertacache.formats.parts import Parts, decode, encode
 
 
@@ -77,3 +78,14 @@ def test_another_process_removes_the_parts_meanwhile(
     parts.save("0f", {"a": torch.zeros(1)})
     parts.remove()  # a file is gone when it is unlinked
     assert not parts.folder.exists()
+
+
+def test_drafts_of_a_killed_process_go_too(parts: Parts) -> None:
+    parts.save("0f", {"a": torch.zeros(1)})
+    (parts.folder / f"{DRAFT}12ab.safetensors").touch()
+    parts.remove()
+    assert not parts.folder.exists()
+
+
+def test_a_part_can_be_given_where_a_folder_can(parts: Parts) -> None:
+    assert os.fspath(parts) == str(parts.folder)

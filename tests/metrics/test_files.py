@@ -44,9 +44,23 @@ def test_what_would_lose_its_levels_is_refused(tmp_path: Path) -> None:
     Image.new("I;16", (4, 4)).save(tmp_path / "deep.png")
     with pytest.raises(ValueError, match="not of 8 bits"):
         read_media(tmp_path / "deep.png")
+    frames = [Image.new("RGB", (4, 4), (level, 0, 0)) for level in (0, 255)]
+    for name in ("moving.webp", "moving.png", "pages.tif"):
+        frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:])
+        with pytest.raises(ValueError, match=f"{name}' holds 2 images: write the frames"):
+            read_media(tmp_path / name)
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(ValueError, match="is not an image or a video of a known format"):
         read_media(tmp_path / "a.txt")
+
+
+def test_an_image_that_may_fill_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "large.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 16)
+    with pytest.raises(ValueError, match=r"large\.png' cannot be read"):
+        read_media(tmp_path / "large.png")
 
 
 def fill(folder: Path, *names: str) -> Path:

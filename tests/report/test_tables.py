@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from pathlib import Path
 
 from ertacache.bench.results import BenchRow, Interval
-from ertacache.report.tables import Reach, quality_table, reaches, reasons, same_table
+from ertacache.report.tables import Reach, quality_table, reaches, reasons, same_table, tell_apart
 
 SILENT = BenchRow("m", "T-GATE", 2.0, 30, why_not="no <cross-attention>")
 
@@ -27,6 +29,21 @@ def test_the_best_is_first_and_cells_have_their_numbers() -> None:
     assert 'data-value="45"' in table
     assert re.findall(r'aria-sort="descending">([^<]+)', table) == ["PSNR [dB] ↑"]
     assert "T-GATE" not in table
+
+
+def test_what_costs_more_than_its_budget_is_in_brackets_and_last() -> None:
+    dear = replace(row("dear", 2.0, 60.0, 55.0), flops_ratio=0.8)
+    table = quality_table([dear, SILENT, row("x", 2.0, 45.0, 44.0)], name="t")
+    assert re.findall(r'<tr data-method="(\w+)"', table) == ["x", "dear"]
+    assert 'data-value="-940">(60.00' in table
+
+
+def test_models_of_one_name_are_told_apart_by_their_files() -> None:
+    one, two, three = [row("x", 2.0, 45.0, 44.0)], [row("x", 2.0, 50.0, 44.0)], list[BenchRow]()
+    files = [Path("a/short.json"), Path("a/long.json"), Path("b/long.json")]
+    found = tell_apart([(files[0], one), (files[1], two), (files[2], three)])
+    assert [rows[0].model for rows in found[:2]] == ["m (short)", f"m ({files[1]})"]
+    assert tell_apart([(files[0], one), (files[2], three)]) == [one, three]
 
 
 def test_columns_that_no_row_has_are_left_out() -> None:

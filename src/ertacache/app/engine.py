@@ -317,6 +317,8 @@ class Engine:
                 policy = Policy.load(path)
                 if Path(policy.provenance.get("model", model)).name != model:
                     continue  # the same architecture may have other weights
+                if "lora" in policy.provenance:
+                    continue  # the model has none here
                 check_pipeline(self._open(model).pipe, policy)
             except (ValueError, TypeError, OSError):  # another kind of file, or another network
                 continue

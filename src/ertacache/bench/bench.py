@@ -6,6 +6,7 @@ them. Every measurement goes to the journal; an interrupted benchmark resumes fr
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import platform
@@ -43,9 +44,11 @@ from ertacache.bench.results import (
 from ertacache.bench.samples import Samples
 from ertacache.bench.workload import Workload
 from ertacache.calibration.session import Progress, Stage
+from ertacache.calibration.sharing import describe_pipeline
+from ertacache.calibration.validate import psnr_to_full
 from ertacache.distributed import Processes
 from ertacache.formats.lock import locked
-from ertacache.metrics import IDENTICAL, NotAvailableError, lpips, psnr, ssim, temporal_flickering
+from ertacache.metrics import NotAvailableError, lpips, ssim, temporal_flickering
 from ertacache.metrics.distribution import ReferenceFid, reference_images
 from ertacache.metrics.files import media_files
 
@@ -108,6 +111,8 @@ class Bench:
             )
         if self.reference is not None:
             reference_images(self.reference)
+            if len(self.work.heldout) < 2:
+                raise ValueError("FID needs at least two held-out prompts")
         check_replaceable(self.output, continued=self.journal_path.exists() or self.force)
 
     @property
@@ -142,6 +147,18 @@ class Bench:
             "versions": _versions(),
         }
 
+    def identity(self) -> dict[str, Any]:
+        """What a journal must have in common with a benchmark that continues it."""
+        work, found = self.work, self.settings()
+        del found["command"]  # another spelling of the same
+        runs = [[run.prompt, run.seed] for run in (*work.calibration, *work.heldout)]
+        facts = describe_pipeline(work.pipe, work.session.call, work.session.batch_size)
+        return found | {
+            "prompts": _digest(json.dumps(runs)),
+            "pipeline": _digest(facts),
+            "reference": None if self.reference is None else str(self.reference.resolve()),
+        }
+
     def run(self, stage: Stage | None = None) -> list[BenchRow]:
         """Prepare, measure, and write the results file; return its rows.
 
@@ -153,7 +170,7 @@ class Bench:
                 self.output.parent.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(locked(self.journal_path))
             path = self.journal_path if self.processes.is_main else None
-            journal = Journal(path, self.settings())
+            journal = Journal(path, self.identity())
             if self.processes.count > 1:
                 journal.restore(self.processes.from_main("journal", journal.snapshot()))
             return self._run(journal, stage or (lambda name: None))
@@ -166,12 +183,13 @@ class Bench:
             for contestant in _reported(running, stage("cost"))
         }
         samples = self._measure(running, journal, stage("measure"))
-        distances = self._distances(running, samples, stage)
-        rows = [
-            replace(self._row(contestant, costs, journal), fid=distances.get(contestant.key))
-            for contestant in contestants
-        ]
-        if self.processes.is_main:
+        rows = [self._row(contestant, costs, journal) for contestant in contestants]
+        if not self.processes.is_main:
+            return rows
+        write_results(self.output, self.settings(), rows)  # FID may fail, and nothing else is lost
+        if self.reference is not None:
+            found = self._distances(self.reference, running, samples, stage)
+            rows = [replace(row, fid=found.get((row.method, row.budget))) for row in rows]
             write_results(self.output, self.settings(), rows)
         return rows
 
@@ -205,7 +223,8 @@ class Bench:
 
         Of several processes each measures a batch, with all contestants, then they exchange.
         """
-        batches, samples, processes = self.work.batches, Samples(self.samples_path), self.processes
+        batches, processes = self.work.batches, self.processes
+        samples = Samples(self.samples_path, every=self.reference is not None)
         for first in range(0, len(batches), processes.count):
             mine = range(len(batches))[first + processes.number :][:1]
             measured = [self._measure_batch(k, running, journal, samples, progress) for k in mine]
@@ -214,9 +233,9 @@ class Bench:
             for record in (Record(**each) for data in found for each in json.loads(data)):
                 if not journal.has(record.method, record.budget, record.batch):
                     journal.add(record)
-            for data in processes.exchange("samples", samples.pack(mine) if fresh else b""):
+            for data in processes.exchange("samples", samples.pack(mine)):
                 samples.unpack(data)
-            if processes.is_main and any(json.loads(data) for data in found):
+            if processes.is_main:
                 samples.save([run.prompt for run in batches[0]])
         return samples
 
@@ -229,7 +248,11 @@ class Bench:
         progress: Progress | None,
     ) -> list[Record]:
         """Run every contestant on a batch, if the journal does not have it; the new records."""
-        missing, found = [c for c in running if not journal.has(*c.key, number)], list[Record]()
+        missing, found = list[Contestant](), list[Record]()
+        for contestant in running:
+            known = journal.has(*contestant.key, number)
+            if not known or not samples.has(*contestant.key, batch=number):
+                missing.append(contestant)
         truth: Tensor | None = None
         made, made_by = None, running[0]
         for place, contestant in enumerate(running, start=1):
@@ -240,8 +263,8 @@ class Bench:
                         made = self.work.session.generate(self.work.batches[number])
                     made_by = contestant
                 truth = made.results if truth is None else truth
-                samples.add(*contestant.key, made.results, batch=number)
-                if contestant in missing:
+                samples.add(*contestant.key, made.results.nan_to_num(), batch=number)
+                if contestant in missing and not journal.has(*contestant.key, number):
                     scores = _scores(made.results, truth)
                     found.append(Record(*contestant.key, number, made.seconds, scores))
                     journal.add(found[-1])
@@ -250,16 +273,14 @@ class Bench:
         return found
 
     def _distances(
-        self, running: Sequence[Contestant], samples: Samples, stage: Stage
+        self, reference: Path, running: Sequence[Contestant], samples: Samples, stage: Stage
     ) -> dict[tuple[str, float], float]:
-        """FID of every contestant to the reference images; none without them, or of videos."""
-        if self.reference is None or not self.processes.is_main:
-            return {}
+        """FID of every contestant to the reference images; none of videos."""
         found = [(c.key, samples.images(*c.key, len(self.work.batches))) for c in running]
         generated = [(key, images) for key, images in found if images is not None]
         if not generated:
             return {}
-        fid, progress = ReferenceFid(self.reference), stage("FID")
+        fid, progress = ReferenceFid(reference), stage("FID")
         return {key: round(fid(images), 3) for key, images in _reported(generated, progress)}
 
     def _row(
@@ -292,15 +313,18 @@ def _reported(items: Sequence[Item], progress: Progress | None) -> Iterator[Item
 
 def _scores(result: Tensor, truth: Tensor) -> dict[str, list[float]]:
     """Metrics of every prompt's result against the full run."""
-    scores = {
-        "psnr": psnr(result, truth).clamp_max(IDENTICAL).tolist(),
-        "ssim": ssim(result, truth).tolist(),
-    }
+    scores = {"psnr": psnr_to_full(result, truth).tolist()}
+    result = result.nan_to_num()  # one with NaN has the lowest PSNR there is, and is scored on
+    scores["ssim"] = ssim(result, truth).tolist()
     with suppress(NotAvailableError):  # the column stays empty
         scores["lpips"] = lpips(result, truth).tolist()
     if result.ndim == 5:
         scores["flickering"] = temporal_flickering(result).tolist()
     return scores
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _plain(value: Any) -> bool:

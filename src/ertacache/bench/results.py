@@ -32,6 +32,7 @@ __all__ = [
 
 FULL, TRAJECTORY = "full", "trajectory"  # the full run and our method, as rows name them
 
+TOLERANCE = 1.05  # FLOPs of a method over those of its budget, at most, for a fair comparison
 SAME_MEAN, SAME_TENTH = 40.0, 35.0  # dB: a mean and a tenth percentile at which no one sees it
 
 # Keys of a file that differ from the names of fields.
@@ -96,6 +97,16 @@ class BenchRow:
     flickering: Interval | None = None
     fid: float | None = None
     why_not: str | None = None
+
+    @property
+    def keeps_budget(self) -> bool:
+        """Whether it costs no more than its budget, give or take 5 % of it.
+
+        Example:
+            >>> [BenchRow("m", "x", 2.0, 30, flops_ratio=f).keeps_budget for f in (0.52, 0.6)]
+            [True, False]
+        """
+        return self.flops_ratio is not None and self.flops_ratio * self.budget <= TOLERANCE
 
     def to_json(self) -> dict[str, Any]:
         """The row with the keys of a results file.
@@ -264,7 +275,7 @@ def write_results(path: Path, settings: Mapping[str, Any], rows: Sequence[BenchR
     """Write a results file: the settings, then the rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {**settings, "rows": [row.to_json() for row in rows]}
-    write_whole(path, json.dumps(content, indent=1) + "\n")
+    write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def read_results(path: Path) -> tuple[dict[str, Any], list[BenchRow]]:

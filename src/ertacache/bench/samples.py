@@ -26,37 +26,55 @@ SAMPLES = 4  # prompts that the report shows
 class Samples:
     """Results by method, budget and batch, on disk batch by batch."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, every: bool = False) -> None:
         """Open the samples of an interrupted benchmark, if there are any.
+
+        Args:
+            path: the file.
+            every: keep all images, as FID needs them, in place of the first that are shown.
 
         Raises:
             ValueError: the file is damaged, or of another kind.
         """
-        self._path = path
+        self._path, self._every, self._fresh = path, every, False
         with _readable(path):
             self._kept: dict[str, Tensor] = load_file(path) if path.exists() else {}
 
     def add(self, method: str, budget: float, result: Tensor, *, batch: int = 0) -> None:
         """Add the results of a batch, values from 0 to 1."""
-        if result.ndim == 5:
+        if result.ndim == 5 or not self._every:
             if batch > 0:
                 return
             result = result[:SAMPLES]
         self._kept[_key(method, budget, batch)] = to_levels(result).contiguous()
+        self._fresh = True
+
+    def has(self, method: str, budget: float, *, batch: int) -> bool:
+        """Whether all is there that is kept of a batch."""
+        first = self._kept.get(_key(method, budget, 0))
+        if batch > 0 and (not self._every or (first is not None and first.ndim == 5)):
+            return True
+        return _key(method, budget, batch) in self._kept
 
     def pack(self, batches: Sequence[int]) -> bytes:
-        """The results of some batches as bytes, for another process."""
+        """The results of some batches as bytes, for another process; empty if none is new."""
         numbers = {str(batch) for batch in batches}
+        if not self._fresh:
+            return b""
         return save({k: v for k, v in self._kept.items() if k.split("|")[1] in numbers})
 
     def unpack(self, data: bytes) -> None:
         """Add what another process has packed, if it has anything."""
         self._kept |= load(data) if data else {}
+        self._fresh |= bool(data)
 
     def save(self, prompts: Sequence[str]) -> None:
-        """Write the file; ``prompts`` are those of the first batch."""
+        """Write the file, if there is anything new; ``prompts`` are those of the first batch."""
+        if not self._fresh:
+            return
         shown = json.dumps(list(prompts[:SAMPLES]))
         write_whole(self._path, save(self._kept, metadata={"prompts": shown}))
+        self._fresh = False
 
     def images(self, method: str, budget: float, batches: int) -> Tensor | None:
         """All images of a method, from 0 to 1; None for videos, or if a batch is missing."""

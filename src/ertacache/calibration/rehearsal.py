@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ertacache.calibration.session import Session, results_of
+from ertacache.calibration.outputs import results_of
+from ertacache.calibration.session import Session
 from ertacache.formats.policy import PolicyError
 from ertacache.formats.profile import ProfiledPrompt
 from ertacache.integration.identity import find_denoisers

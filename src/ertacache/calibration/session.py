@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ertacache.calibration.outputs import results_of
 from ertacache.calibration.reference import Latents, Reference, RunFacts
 from ertacache.calibration.sharing import (
     COUNTED,
@@ -44,7 +45,6 @@ from ertacache.integration.microbatch import MicroBatch
 from ertacache.integration.private_api import Pipeline
 from ertacache.integration.record import Recording, argument_default, record, takes_argument
 from ertacache.integration.stats import RunStats
-from ertacache.metrics.image import to_pixels
 
 __all__ = [
     "HELDOUT_SEED",
@@ -57,7 +57,6 @@ __all__ = [
     "interleave_runs",
     "number_runs",
     "open_session",
-    "results_of",
     "split_runs",
     "synchronized_time",
 ]
@@ -148,7 +147,7 @@ class Generated:
 
     Attributes:
         results: images or videos with values from 0 to 1, shape (P, ...), on the CPU.
-        seconds: of the whole call.
+        seconds: of the whole call, without solving a plan, which only a schedule's first run does.
         stats: what was computed and reused; None without a policy.
         plan: the plan that was followed; None without a policy, and if all steps were computed.
     """
@@ -282,12 +281,15 @@ class Session:
         ``policy`` is attached for this call; None runs the pipeline with whatever is attached.
         """
         attached: Any = nullcontext()
+        chooser = None if policy is None else self._chooser(policy, target or Target())
         if policy is not None:
-            attached = Handle(self.pipe, policy, chooser=self._chooser(policy, target or Target()))
+            attached = Handle(self.pipe, policy, chooser=chooser)
         with attached as handle:
+            solved = 0.0 if chooser is None else chooser.seconds
             start = synchronized_time()
             result = self.run(runs, **(changes | {"output_type": self.output_type}))
             seconds = synchronized_time() - start
+            seconds -= 0.0 if chooser is None else chooser.seconds - solved
         stats = None if handle is None else handle.stats.last
         computed = len(self.pipe.scheduler.timesteps) if stats is None else stats.computed_steps
         self.evaluations.add(phase, computed * len(runs))
@@ -457,38 +459,6 @@ def calibrated_steps(policy: Policy) -> dict[str, int]:
     if policy.profile is None:
         return {STEPS: policy.default.num_steps}
     return {STEPS: policy.profile.num_steps} if policy.profile.schedule.begun else {}
-
-
-def results_of(result: Any) -> Tensor:
-    """The images or videos of a call as a batch with values from 0 to 1, on the CPU.
-
-    A batch of any form; otherwise the first entry of a tuple, list, mapping or output class.
-
-    Example:
-        >>> image = torch.zeros(3, 4, 4)
-        >>> results_of(image[None]).shape, results_of({"images": [image]}).shape
-        (torch.Size([1, 3, 4, 4]), torch.Size([1, 3, 4, 4]))
-    """
-    return to_pixels(result if _is_batch(result) else _first(result)).float().cpu()
-
-
-def _is_batch(result: Any) -> bool:
-    """Whether a result is a batch by itself: a tensor, an array, or a list of images."""
-    if isinstance(result, list):
-        return bool(result) and not isinstance(result[0], list | tuple) and not _many(result[0])
-    return hasattr(result, "shape")
-
-
-def _many(value: Any) -> bool:
-    return len(getattr(value, "shape", ())) > 3
-
-
-def _first(result: Any) -> Any:
-    if isinstance(result, Mapping):
-        return next(iter(result.values()))
-    named = (getattr(result, name, None) for name in ("images", "frames", "videos"))
-    found = next((value for value in named if value is not None), None)
-    return result[0] if found is None else found
 
 
 def synchronized_time() -> float:

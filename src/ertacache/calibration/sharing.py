@@ -305,7 +305,7 @@ def find_parts(
     One process writes its file after every batch, and needs none but to take up what several left.
     """
     if folder is not None:
-        return Parts(folder)
+        return folder if isinstance(folder, Parts) else Parts(folder)
     if beside is None:
         return None
     parts = Parts(f"{fspath(beside)}.parts")
@@ -319,7 +319,7 @@ def taking_up(parts: Parts | None, processes: Processes) -> Iterator[None]:
         if parts is not None and processes.is_main:
             stack.enter_context(locked(parts.folder))
         yield
-    if parts is not None:
+    if parts is not None and not parts.lasting:
         parts.remove()
 
 

@@ -48,8 +48,9 @@ def app(
 
     if host not in (HOST, "localhost", "::1"):
         print_line(OPEN.format(host))
-    print_line(f"The app: http://{host}:{port} (end it with Ctrl-C)")
-    found = {path.stem: path for path in _results(folder)}
+    shown = f"[{host}]" if ":" in host else host
+    print_line(f"The app: http://{shown}:{port} (end it with Ctrl-C)")
+    found = {_label(path, folder): path for path in _results(folder)}
     serve(Engine(folder), results=found, host=host, port=port, browser=browser)
 
 
@@ -60,10 +61,16 @@ def _results(folder: Path) -> list[Path]:
     return sorted(path for path in found if path.resolve().is_relative_to(root))
 
 
+def _label(path: Path, folder: Path) -> str:
+    """The name of a results file in the working folder, without its suffix."""
+    return path.relative_to(folder.resolve()).with_suffix("").as_posix()
+
+
 def _check_port(host: str, port: int) -> None:
     """Raise if the address cannot be listened on."""
     try:
-        with socket.create_server((host, port)):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, port), family=family):
             pass
     except OSError as cause:
         reason = cause.strerror or str(cause)

@@ -105,6 +105,8 @@ def bench(
     runs = _number(fitted, evaluated, seed)
     with readable_failures(call), Stages() as stage:
         session = Session(pipe, arguments, batch_size=batch_size, stage=stage, processes=processes)
+        for argument in session.varied:
+            raise ValueError(f"bench takes one value of {argument}, not a list")
         name = model if call.lora is None else f"{model} with {call.lora}"
         work, command = Workload(name, session, *runs), command_line(context)
         chosen = default_budgets(work.steps) if speedups is None else speedups
@@ -163,10 +165,10 @@ def _numbers(text: str) -> tuple[float, ...]:
 def _print_rows(rows: Sequence[BenchRow]) -> None:
     """One table per budget, the closest to the full run first."""
     from ertacache.bench.results import FULL
+    from ertacache.report.tables import best_first
 
     for budget in sorted({row.budget for row in rows if row.method != FULL}):
-        chosen = [row for row in rows if row.budget == budget]
-        chosen.sort(key=lambda row: 0.0 if row.psnr is None else -row.psnr.value)
+        chosen = best_first([row for row in rows if row.budget == budget])
         print_table(
             f"Budget {budget:g}x",
             ["", "FLOPs", "speed-up", "PSNR", "p10", "SSIM", "LPIPS", "cache"],
@@ -181,7 +183,7 @@ def _cells(row: BenchRow) -> list[str]:
         row.method,
         f"{row.flops_ratio or 0.0:.3f}",
         _cell(row.speedup, "{:.2f}x"),
-        _cell(row.psnr, "{:.2f} dB"),
+        _cell(row.psnr, "{:.2f} dB" if row.keeps_budget else "({:.2f} dB)"),
         "" if row.psnr_tenth is None else f"{row.psnr_tenth:.2f} dB",
         _cell(row.ssim, "{:.4f}"),
         _cell(row.lpips, "{:.4f}"),

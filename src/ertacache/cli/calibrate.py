@@ -37,7 +37,7 @@ from ertacache.cli.writing import (
     check_json,
     keeping_runs,
     open_output,
-    parts_folder,
+    parts_of,
     write_json,
 )
 
@@ -136,7 +136,7 @@ def calibrate(
     check_json(json)
     validated = _heldout(heldout, validate=validate)
     written = _open_files(context, output, profile, force=force)
-    processes, parts = processes_of(context), parts_folder(output)
+    processes, parts = processes_of(context), parts_of(output)
     pipe, arguments = open_model(model, call, processes=processes)
     check_continued(profile if processes.is_main else None, pipe, arguments, lora=call.lora)
     with keeping_runs(profile, parts), readable_failures(call), Stages() as stage:
@@ -156,7 +156,7 @@ def calibrate(
             **target.given(),
             **arguments,
         )
-    save_policy(policy, written, context=context, model=model)
+    save_policy(policy, written, context=context, model=model, parts=parts)
     evaluations = policy.provenance.get("network calls")
     code = print_verdicts(policy.plans, output, evaluations=evaluations)
     plans = [describe_plan(plan) for plan in policy.plans]

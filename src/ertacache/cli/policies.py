@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ertacache.cli.writing import Output
     from ertacache.core.plans import PaperPlan, TrajectoryPlan
     from ertacache.formats.fitted import FittedPlan, ValidationRow
+    from ertacache.formats.parts import Parts
     from ertacache.formats.policy import Policy
 
 __all__ = [
@@ -38,15 +39,25 @@ NOT_RECOMMENDED = 3
 
 
 def save_policy(
-    policy: Policy, output: Output, *, context: typer.Context, model: str | None = None
+    policy: Policy,
+    output: Output,
+    *,
+    context: typer.Context,
+    model: str | None = None,
+    parts: Parts | None = None,
 ) -> None:
-    """Write a policy, with the model and the command lines that made it, one per line."""
+    """Write a policy, with the model and the command lines that made it, one per line.
+
+    Then, and not before, the finished work that it was made of is removed.
+    """
     provenance = dict(policy.provenance)
     if model is not None:
         provenance["model"] = model
     commands = [*provenance.get("command", "").split("\n"), command_line(context)]
     provenance["command"] = "\n".join(dict.fromkeys(filter(None, commands)))
     output.save(replace(policy, provenance=provenance))
+    if parts is not None and output.writes:
+        parts.remove()
 
 
 def describe_profile(policy: Policy) -> str:

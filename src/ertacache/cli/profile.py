@@ -20,7 +20,7 @@ from ertacache.cli.loading import (
 from ertacache.cli.options import CallOptions, Model, PromptOptions
 from ertacache.cli.output import JsonFile
 from ertacache.cli.policies import describe_profile, profile_values
-from ertacache.cli.writing import check_json, keeping_runs, open_output, parts_folder, write_json
+from ertacache.cli.writing import check_json, keeping_runs, open_output, parts_of, write_json
 
 __all__ = ["EXAMPLES", "profile"]
 
@@ -60,7 +60,7 @@ def profile(
     processes = processes_of(context)
     pipe, arguments = open_model(model, call, decoded=False, processes=processes)
     check_continued(output if processes.is_main else None, pipe, arguments, lora=call.lora)
-    with keeping_runs(output, parts_folder(output)), readable_failures(call), Stages() as stage:
+    with keeping_runs(output, parts_of(output)), readable_failures(call), Stages() as stage:
         made = ertacache.profile(
             pipe,
             texts,

@@ -18,7 +18,7 @@ from ertacache.cli.loading import load_policy, open_model, read_prompts, readabl
 from ertacache.cli.options import BatchSize, CallOptions, Force, RunBudget
 from ertacache.cli.output import JsonFile
 from ertacache.cli.policies import describe_plan, print_verdicts, save_policy
-from ertacache.cli.writing import check_json, keeping_runs, open_output, parts_folder, write_json
+from ertacache.cli.writing import check_json, keeping_runs, open_output, parts_of, write_json
 
 if TYPE_CHECKING:
     from ertacache.formats.policy import Policy
@@ -80,15 +80,12 @@ def refit(
     name = model or _model_of(known)
     written.check(known)
     unseen = None if heldout is None else read_prompts(heldout)
-    processes, parts = processes_of(context), parts_folder(written.path)
+    processes, parts = processes_of(context), parts_of(written.path)
     loading: dict[str, Any] = {"decoded": unseen is not None, "processes": processes}
     if model is None and call.lora is None:
         call = replace(call, lora=known.provenance.get("lora"))
     pipe, arguments = open_model(name, call, policy=known, **loading)
-    # Arguments in which the profiled runs differ are theirs, not those of a bundled model.
-    theirs = {argument for run in profile_of(known).runs for argument, _ in run.arguments}
-    for argument in theirs - call.given().keys():
-        arguments.pop(argument, None)
+    arguments = _without_theirs(arguments, known, call)
     with keeping_runs(parts), readable_failures(call), Stages() as stage:
         made = ertacache.refit(
             pipe,
@@ -101,11 +98,22 @@ def refit(
             **budget.given(),
             **arguments,
         )
-    save_policy(made, written, context=context, model=name)
+    save_policy(made, written, context=context, model=name, parts=parts)
     plans = [plan for plan in made.plans if plan not in known.plans]
     code = print_verdicts(plans, written.path)
     write_json(json, {"policy": str(written.path), "plans": [describe_plan(p) for p in plans]})
     raise typer.Exit(code)
+
+
+def _without_theirs(arguments: dict[str, Any], policy: Policy, call: CallOptions) -> dict[str, Any]:
+    """The arguments without those in which the profiled runs differ, unless they were given.
+
+    A bundled model has values for some of them, and the runs have their own.
+    """
+    profile, given = policy.profile, call.given()
+    runs = () if profile is None else profile.runs
+    theirs = {name for run in runs for name, _ in run.arguments} - given.keys()
+    return {name: value for name, value in arguments.items() if name not in theirs}
 
 
 def _model_of(policy: Policy) -> str:

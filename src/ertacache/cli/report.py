@@ -59,11 +59,12 @@ def report(
 def _same(sources: list[Path]) -> dict[str, Any]:
     """The largest speed-up that looks the same, by model and method, for machines."""
     from ertacache.bench.results import read_results
-    from ertacache.report.tables import reaches
+    from ertacache.report.tables import reaches, tell_apart
 
     found: dict[str, Any] = {}
     files = [path for path in sources if not path.is_dir()]
-    for method, of in reaches([row for path in files for row in read_results(path)[1]]).items():
+    apart = tell_apart([(path, read_results(path)[1]) for path in files])
+    for method, of in reaches([row for rows in apart for row in rows]).items():
         for model, reach in of.items():
             value = {"speedup": round(reach.speedup, 2), "bound": reach.bound}
             found.setdefault(model, {})[method] = value

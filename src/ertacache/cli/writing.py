@@ -25,9 +25,12 @@ from ertacache.distributed import launched_number
 from ertacache.formats.files import draft, write_whole
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from PIL.Image import Image
     from torch import Tensor
 
+    from ertacache.formats.parts import Parts
     from ertacache.formats.policy import Policy
 
 __all__ = [
@@ -40,7 +43,7 @@ __all__ = [
     "finite",
     "keeping_runs",
     "open_output",
-    "parts_folder",
+    "parts_of",
     "side_by_side",
     "slug",
     "write",
@@ -164,12 +167,12 @@ def open_output(context: typer.Context, path: Path, *, force: bool = False) -> O
 
 
 @contextmanager
-def keeping_runs(*paths: Path | None) -> Iterator[None]:
+def keeping_runs(*paths: str | PathLike[str] | None) -> Iterator[None]:
     """Report, if the command is interrupted, where the runs are that it has finished."""
     try:
         yield
     except KeyboardInterrupt as error:
-        found = [str(path) for path in paths if path is not None and path.exists()]
+        found = [os.fspath(path) for path in paths if path is not None and os.path.exists(path)]
         if not found:
             raise Interrupted("nothing was written") from error
         left = (
@@ -178,9 +181,11 @@ def keeping_runs(*paths: Path | None) -> Iterator[None]:
         raise Interrupted(left) from error
 
 
-def parts_folder(output: Path) -> Path:
-    """The folder that keeps the finished runs of a command until its output is written."""
-    return output.with_name(f"{output.name}.parts")
+def parts_of(output: Path) -> Parts:
+    """What keeps the finished runs of a command until its output is written."""
+    from ertacache.formats.parts import Parts
+
+    return Parts(output.with_name(f"{output.name}.parts"), lasting=True)
 
 
 @dataclass(frozen=True)

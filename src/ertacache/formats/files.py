@@ -14,7 +14,9 @@ from pathlib import Path
 from secrets import token_hex
 from stat import S_IMODE
 
-__all__ = ["append_whole", "draft", "write_whole"]
+__all__ = ["DRAFT", "append_whole", "draft", "write_whole"]
+
+DRAFT = ".ertacache-"  # how the names of drafts begin
 
 
 @contextmanager
@@ -36,7 +38,7 @@ def draft(path: str | os.PathLike[str]) -> Iterator[Path]:
         ['a.txt']
     """
     target = Path(os.path.realpath(path))  # a symbolic link stays one
-    made = target.with_name(f".ertacache-{token_hex(8)}{target.suffix}")
+    made = target.with_name(f"{DRAFT}{token_hex(8)}{target.suffix}")
     with _naming(path, made):
         try:
             _check_target(target)

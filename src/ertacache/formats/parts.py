@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
-from ertacache.formats.files import draft
+from ertacache.formats.files import DRAFT, draft
 
 __all__ = ["Parts", "StoredRows", "decode", "encode"]
 
@@ -80,9 +80,17 @@ class Parts:
         ({'distances': tensor([1., 2.])}, None)
     """
 
-    def __init__(self, folder: str | PathLike[str]) -> None:
-        """Keep the folder, which need not be there."""
-        self.folder = Path(folder)
+    def __init__(self, folder: str | PathLike[str], *, lasting: bool = False) -> None:
+        """Keep the folder, which need not be there.
+
+        ``lasting`` parts stay when the work is done: whoever made this object removes them, once
+        what was made of them is safe.
+        """
+        self.folder, self.lasting = Path(folder), lasting
+
+    def __fspath__(self) -> str:
+        """The folder, so that parts can be given where it can."""
+        return str(self.folder)
 
     def path(self, key: str) -> Path:
         """The file of a part."""
@@ -119,7 +127,8 @@ class Parts:
         """Remove all parts, and the folder if nothing else is in it; other processes may, too."""
         with suppress(FileNotFoundError):  # glob would check the folder first, and then open it
             for path in list(self.folder.iterdir()):
-                if path.suffix == ".safetensors" and _KEY.fullmatch(path.stem):
+                part = path.suffix == ".safetensors" and _KEY.fullmatch(path.stem)
+                if part or path.name.startswith(DRAFT):  # of a process that was killed
                     path.unlink(missing_ok=True)
         with suppress(OSError):
             self.folder.rmdir()

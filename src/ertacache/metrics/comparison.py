@@ -202,7 +202,8 @@ class Comparison:
     def add(self, result: Tensor, reference: Tensor) -> None:
         """Evaluate a pair of images (3, height, width) or videos (frames, 3, height, width)."""
         for name, values in self.values.items():
-            fits = name in self._open and (result.ndim == 4 or not METRICS[name].videos_only)
+            moving = result.ndim == 4 and len(result) > 1  # a video of one frame is a still
+            fits = name in self._open and (moving or not METRICS[name].videos_only)
             value = self._open[name](result[None], reference[None]) if fits else None
             values.append(None if value is None else float(value[0]))
 

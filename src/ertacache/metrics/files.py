@@ -96,11 +96,13 @@ def read_media(path: Path) -> Tensor:
     suffix = path.suffix.lower()
     if suffix not in IMAGES | VIDEOS:
         raise ValueError(f"{str(path)!r} is not an image or a video of a known format")
+    from PIL.Image import DecompressionBombError
+
     try:
         if suffix == ".gif":
             return torch.stack(list(_pillow_frames(path)))
         return _video_frames(path) if is_video(path) else next(_pillow_frames(path))
-    except (OSError, SyntaxError, RuntimeError, IndexError) as cause:
+    except (OSError, SyntaxError, RuntimeError, IndexError, DecompressionBombError) as cause:
         if isinstance(cause, FileNotFoundError):
             raise
         raise ValueError(f"{str(path)!r} cannot be read: {cause}") from cause
@@ -125,6 +127,11 @@ def _pillow_frames(path: Path) -> Iterator[Tensor]:
     from PIL import Image, ImageSequence
 
     with Image.open(path) as file:
+        count = getattr(file, "n_frames", 1)
+        if count > 1 and not is_video(path):
+            raise ValueError(
+                f"{str(path)!r} holds {count} images: write the frames to a GIF or a video"
+            )
         for image in ImageSequence.Iterator(file):
             if image.mode not in EIGHT_BIT:
                 raise ValueError(f"{str(path)!r} has pixels of {image.mode}, not of 8 bits")

@@ -36,7 +36,7 @@ _HERE = Path(__file__).parent
 _SPLITS = ("calibration", "heldout")
 _INDEX = "model_index.json"
 _DIFFUSERS = "diffusers:DiffusionPipeline"
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 class UnknownModelError(ValueError):

@@ -25,7 +25,14 @@ from ertacache.figures import PALETTE
 from ertacache.report.films import compared_pairs, pairs_html, samples_html
 from ertacache.report.hover import interactive_pareto
 from ertacache.report.plots import highlights
-from ertacache.report.tables import best_first, quality_table, reasons, same_table, scrollable
+from ertacache.report.tables import (
+    best_first,
+    quality_table,
+    reasons,
+    same_table,
+    scrollable,
+    tell_apart,
+)
 
 __all__ = ["make_page"]
 
@@ -55,6 +62,10 @@ def make_page(
         (_Folder if path.is_dir() else _Benchmark)(path, f"part-{place}")
         for place, path in enumerate(sources)
     ]
+    measured = [section for section in sections if isinstance(section, _Benchmark)]
+    apart = tell_apart([(section.path, section.rows) for section in measured])
+    for benchmark, rows in zip(measured, apart, strict=True):
+        benchmark.take(rows)
     total, done, body = sum(section.parts for section in sections), 0, []
     for section in sections:
         for part in section.html():
@@ -62,7 +73,6 @@ def make_page(
             done += 1
             if progress is not None:
                 progress(done, total)
-    measured = [section for section in sections if isinstance(section, _Benchmark)]
     return _document(_summary(measured) + _contents(sections) + "".join(body))
 
 
@@ -122,11 +132,15 @@ class _Benchmark:
 
     def __init__(self, path: Path, name: str) -> None:
         settings, rows = read_results(path)
-        self.name, self.rows, self._settings = name, rows, settings
+        self.path, self.name, self.rows, self._settings = path, name, rows, settings
         self.title = str(settings.get("model", path.stem))
         self._samples = path.with_suffix(".samples.safetensors")
         self._budgets = sorted({row.budget for row in rows if row.method != FULL})
         self.parts = 1 + len(self._budgets)
+
+    def take(self, rows: list[BenchRow]) -> None:
+        """Take rows in place of its own, and the name of their model as its title."""
+        self.rows, self.title = rows, rows[0].model if rows else self.title
 
     def html(self) -> Iterator[str]:
         """The section, budget by budget."""

@@ -28,7 +28,6 @@ from ertacache.figures import (
 __all__ = ["FEWER", "Line", "draw_pareto", "highlights", "lines_of", "pareto", "speedup_of"]
 
 FEWER = "fewer steps"
-TOLERANCE = 1.05  # a method reaches a budget with so much more than its FLOPs
 MARKERS = dict(zip(dict.fromkeys(FAMILIES.values()), "o^XsD", strict=True))
 OTHER = "P"  # of a method that is in no family
 TICKS = (1, 1.5, 2, 3, 4, 5, 6, 8, 10)
@@ -71,7 +70,7 @@ def highlights(rows: Sequence[BenchRow]) -> list[str]:
     others = {TRAJECTORY, FEWER, *PARTS}
     total: dict[str, float] = {}
     for row in ran:
-        if row.method not in others and row.psnr and speedup_of(row) * TOLERANCE >= row.budget:
+        if row.method not in others and row.psnr and row.keeps_budget:
             total[row.method] = total.get(row.method, 0.0) + row.psnr.value
     strongest = sorted(total, key=lambda name: -total[name])[: len(SERIES) - 1]
     there = {row.method for row in ran}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
+from pathlib import Path
 from typing import NamedTuple
 
 from ertacache.bench.results import FULL, TRAJECTORY, BenchRow, Interval, largest_speedup
@@ -18,7 +19,11 @@ __all__ = [
     "reasons",
     "same_table",
     "scrollable",
+    "tell_apart",
 ]
+
+
+MISSED = 1000.0  # dB, more than any PSNR
 
 
 class Cell(NamedTuple):
@@ -95,6 +100,14 @@ def _value(cell: Cell) -> str:
     return "" if cell.value is None else f' data-value="{cell.value:g}"'
 
 
+def _quality(row: BenchRow) -> Cell:
+    """PSNR; in brackets, and last where the rows are sorted by it, if the budget is not kept."""
+    shown = _interval("psnr", 2)(row)
+    if row.psnr is None or row.keeps_budget:
+        return shown
+    return Cell(f"({shown.html})", row.psnr.value - MISSED)
+
+
 def _interval(name: str, digits: int) -> Callable[[BenchRow], Cell]:
     """The cell of a quantity with its interval.
 
@@ -140,13 +153,18 @@ _QUALITY = (
     Column("LPIPS ↓", _interval("lpips", 6), "mean and its 95 % interval over prompts"),
     Column("SSIM ↑", _interval("ssim", 5), "mean and its 95 % interval over prompts"),
     Column("p10 [dB] ↑", _number("psnr_tenth", "{:.2f}"), _TENTH, always=False),
-    Column("PSNR [dB] ↑", _interval("psnr", 2), "mean and its 95 % interval over prompts"),
+    Column("PSNR [dB] ↑", _quality, "mean and 95 % interval; in brackets above the budget"),
 )
 
 
 def best_first(rows: Sequence[BenchRow]) -> list[BenchRow]:
-    """The closest to the full run first, rows without numbers last."""
-    return sorted(rows, key=lambda row: -1.0 if row.psnr is None else row.psnr.value, reverse=True)
+    """The closest to the full run first, then what costs more than its budget, then no numbers."""
+
+    def place(row: BenchRow) -> tuple[bool, bool, float]:
+        value = 0.0 if row.psnr is None else row.psnr.value
+        return row.psnr is not None, row.keeps_budget, value
+
+    return sorted(rows, key=place, reverse=True)
 
 
 def quality_table(rows: Sequence[BenchRow], *, name: str) -> str:
@@ -229,6 +247,23 @@ def reaches(rows: Sequence[BenchRow]) -> dict[str, dict[str, Reach]]:
             made.setdefault(method, {})[model] = reach
     total = {method: sum(reach.counted for reach in of.values()) for method, of in made.items()}
     return {method: made[method] for method in sorted(made, key=lambda name: -total[name])}
+
+
+def tell_apart(found: Sequence[tuple[Path, list[BenchRow]]]) -> list[list[BenchRow]]:
+    """Rows of several results files; models of the same name get that of their file behind it."""
+    names = [{row.model for row in rows} for _, rows in found]
+    stems = [path.stem for path, _ in found]
+    made = []
+    for place, (path, rows) in enumerate(found):
+        others = set().union(*(names[:place] + names[place + 1 :]))
+        label = path.stem if stems.count(path.stem) == 1 else str(path)
+        made.append(
+            [
+                replace(row, model=f"{row.model} ({label})") if row.model in others else row
+                for row in rows
+            ]
+        )
+    return made
 
 
 def same_table(rows: Sequence[BenchRow]) -> str:
