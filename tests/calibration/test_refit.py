@@ -43,7 +43,7 @@ from tests.calibration.conftest import (
 from tests.integration.tiny import CASES, quiet
 
 Steps = tuple[int, ...]
-POOR, PAPER, UNIFORM = (0, 1, 2), (0, 1, 4), (0, 4, 7)
+POOR, SEARCHED, PAPER, UNIFORM = (0, 1, 2), (0, 1, 3), (0, 1, 4), (0, 4, 7)
 FINEST = Groups(channels=4, bands=3)
 UNSEEN = number_runs(HELDOUT, seed=50)
 
@@ -73,6 +73,9 @@ EVERY = [0, 1, 2, 3]
 
 class Poor(PlanSolver):
     """Finds nothing better than to compute the first steps."""
+
+    def searched(self, schedule: Schedule, budget: int) -> list[Steps]:
+        return [SEARCHED] if budget == len(SEARCHED) else []
 
     def solve(self, schedule: Schedule, budget: int) -> FittedPlan:
         gram, steps = self.profile.statistics.gram, tuple(range(budget))
@@ -165,6 +168,7 @@ def test_all_parts_of_a_fit_are_tried(scripted: Callable[..., FittedPlan]) -> No
         first,
         (POOR, Fit(ridge=1e-1)),
         (POOR, Fit(ridge=1e-3)),
+        (SEARCHED, Fit(ridge=1e-2)),
         (PAPER, Fit(ridge=1e-2)),
         (UNIFORM, Fit(ridge=1e-2)),
         (POOR, Fit(ridge=1e-2, history=5)),
@@ -178,7 +182,7 @@ def test_all_parts_of_a_fit_are_tried(scripted: Callable[..., FittedPlan]) -> No
         first,
     ]
     # One half; the best with the halves exchanged, and on all.
-    assert script.fitted == [[0, 2]] * 12 + [[1, 3], EVERY]
+    assert script.fitted == [[0, 2]] * 13 + [[1, 3], EVERY]
     assert (found.compute_steps, found.measured_error) == (POOR, pytest.approx(1.0))
     assert found.predicted_error == 1.0  # as solved
 

@@ -124,16 +124,18 @@ def test_all_prompts_in_lockstep(tiny: Any, tiny_known: Policy) -> None:
 
 
 def test_results_are_images_and_their_evaluations_are_counted(
-    tiny: Any, tiny_known: Policy, clock: Any
+    tiny: Any, tiny_known: Policy, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, policy = Session(tiny, tiny_call()), solve(tiny_known, compute_steps=3)
     hook = tiny.transformer.proj_out.register_forward_hook(clock)
+    readings = iter([7.0, 7.5])  # at the begin and the end of choosing a plan
+    monkeypatch.setattr("ertacache.integration.choose.perf_counter", lambda: next(readings))
     full = session.generate(TINY_RUNS[:2])
     assert full.results.shape == (2, 3, 32, 32)
     assert 0 <= full.results.min() < full.results.max() <= 1
     assert (full.seconds, full.stats) == (TINY_STEPS, None)
     fast = session.generate(TINY_RUNS[:2], policy)
-    assert (fast.seconds, session.evaluations.validation) == (3, 2 * TINY_STEPS + 2 * 3)
+    assert (fast.seconds, session.evaluations.validation) == (2.5, 2 * TINY_STEPS + 2 * 3)
     assert fast.stats is not None
     assert (fast.stats.computed_steps, fast.stats.reused_steps) == (3, TINY_STEPS - 3)
     assert not torch.equal(fast.results, full.results)

@@ -33,7 +33,8 @@ from ertacache.integration.solve import (
 )
 from tests.core.rings import bench, plain_plan
 from tests.core.solvers import AdamsBashforth, schedule_of
-from tests.integration.rings import with_frontier
+from tests.integration.rings import RingSampling, with_frontier
+from tests.integration.sampling import make
 
 FACTS = Fingerprint(
     pipeline="Ring",
@@ -358,3 +359,21 @@ def test_a_policy_without_a_profile_has_nothing_to_solve_from() -> None:
     assert found is not None
     with pytest.raises(PolicyError, match="has no profile, so that nothing can be solved from it"):
         PlanSolver(Policy(FACTS, plans=(found,)))
+
+
+def test_schedules_are_searched_under_both_models_of_errors() -> None:
+    """Whichever of them plans are solved with; without a measured response there is one."""
+    sampling = RingSampling(make("FlowMatchEulerDiscreteScheduler"))
+    policy = sampling.policy(profile=sampling.profile())
+    schedule, fit = profile_of(policy).schedule, MeasuredFit(4, Fit(ridge=1e-2), 1.0)
+    (alone,) = PlanSolver(replace(policy, fits=(fit,))).searched(schedule, 4)
+    response = tuple(20.0 - k for k in range(schedule.num_steps))
+    found = []
+    for given in (False, True):
+        fits = (replace(fit, fit=replace(fit.fit, response=given), uniform=True),)
+        solver = PlanSolver(replace(policy, fits=fits, response=response))
+        found.append(solver.searched(schedule, 4))
+    assert found[0] == found[1]
+    assert found[0][0] == alone
+    assert found[0][1] != alone
+    assert all(len(steps) == 4 for steps in found[0])

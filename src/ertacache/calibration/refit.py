@@ -172,11 +172,12 @@ def check_refit_prompts(count: int) -> int:
 def refit_budget(session: Session, policy: Policy, reference: Reference, budget: int) -> FittedPlan:
     """The plan of a budget, refitted if that helps prompts that it was not fitted on.
 
-    Candidates are the plan as solved; the solved compute schedule with several ridges; the paper's
-    and the uniform one; other lengths of the history; the latent divided into groups; a second
-    history. Each is fitted on one half of the prompts and compared on the other, with coefficients
-    for every value of guidance if the prompts differ in it. The best is run with the halves
-    exchanged as well, to measure its error on all prompts, and then fitted on all of them.
+    Candidates are the plan as solved; the solved compute schedule with several ridges; others that
+    were searched, the paper's and the uniform one; other lengths of the history; the latent divided
+    into groups; a second history. Each is fitted on one half of the prompts and compared on the
+    other, with coefficients for every value of guidance if the prompts differ in it. The best is
+    run with the halves exchanged as well, to measure its error on all prompts, and then fitted on
+    all of them.
 
     Args:
         session: the pipeline.
@@ -210,15 +211,15 @@ def refit_budget(session: Session, policy: Policy, reference: Reference, budget:
 def _schedules(
     solved: FittedPlan, solver: PlanSolver, reference: Reference
 ) -> list[tuple[int, ...]]:
-    """The solved compute schedule, the paper's and the uniform one, each once."""
+    """The solved compute schedule, others that were searched, the paper's, the uniform one."""
     budget, pinned = len(solved.compute_steps), solver.pinned(reference.schedule)
     pinned |= {0, *reference.facts.expert_steps}
     uniform = spread_schedule(reference.schedule.num_steps, budget, pinned)
-    others = [uniform]
+    others = solver.searched(reference.schedule, budget)
     if solver.profile.schedule.same_run(reference.schedule):
-        others = [*_paper_schedule(solver.profile, budget), uniform]
+        others += _paper_schedule(solver.profile, budget)
     # Thresholds skip some budgets, and the paper's schedule does not pin a later network's step.
-    found = [steps for steps in others if pinned <= set(steps)]
+    found = [steps for steps in (*others, uniform) if pinned <= set(steps)]
     return list(dict.fromkeys([solved.compute_steps, *found]))
 
 

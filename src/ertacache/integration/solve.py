@@ -57,6 +57,7 @@ than the profile shows, so that a searched schedule and a weak ridge trust it to
 QUICK = 5
 """Rounds of a search that begins with good schedules, so that a run starts in a moment."""
 
+AROUND = 2  # budgets more and less that are searched along with one
 NEIGHBOURS = 3  # schedules of the frontier that a search begins with, of each kind
 PIXEL_SPREAD = 0.25  # standard deviation of images with values from 0 to 1, roughly
 TINY = 1e-12  # an error below it is none
@@ -170,6 +171,27 @@ class PlanSolver:
             return None
         plan = replace(point.plan, coefficients=point.plan.coefficients.clone())
         return _fitted(replace(point, plan=plan), schedule)
+
+    def searched(self, schedule: Schedule, budget: int) -> list[Steps]:
+        """Compute schedules that are best under each model of the errors of outputs.
+
+        They are noise, or, where it was measured, the response of the network. Under which of them
+        a plan is solved was chosen in open loop; refitted, the other's schedule may be better.
+        """
+        if self.begins_later(schedule):
+            return []
+        budgets, found = self.budgets(schedule), list[Steps]()
+        near = range(max(budgets[0], budget - AROUND), min(budgets[-1], budget + AROUND) + 1)
+        for response in (False, True) if self.policy.response else (False,):
+            fits = tuple(
+                replace(known, fit=replace(known.fit, response=response), uniform=False)
+                for known in self.policy.fits
+            )
+            solver = PlanSolver(replace(self.policy, fits=fits, frontier=()))
+            with torch.inference_mode():
+                point = solver._frontier(solver._run(schedule), near).point(budget)
+            found.append(point.plan.compute_steps)
+        return found
 
     def plain(self, schedule: Schedule, budget: int) -> FittedPlan:
         """Plain reuse on the uniform compute schedule, as a plan."""
