@@ -84,4 +84,5 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         seconds[0] += 1
 
     monkeypatch.setattr("ertacache.calibration.session.synchronized_time", lambda: seconds[0])
+    monkeypatch.setattr("ertacache.integration.choose.perf_counter", lambda: seconds[0])
     return tick

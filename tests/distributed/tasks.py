@@ -18,6 +18,7 @@ from ertacache.calibration.session import Session
 from ertacache.core.steppers import RefitStepper
 from ertacache.distributed import Processes
 from ertacache.formats.policy import Policy
+from ertacache.integration import choose
 from tests.distributed.launch import COMPUTED, HELDOUT, PROMPTS, STEPS
 from tests.integration.tiny import CASES
 
@@ -99,6 +100,7 @@ def _watch(folder: Path, name: str) -> None:
         lambda _, args, out: rows.__setitem__(0, rows[0] + len(out))
     )
     sessions.synchronized_time = lambda: float(rows[0])  # type: ignore[assignment]
+    choose.perf_counter = lambda: float(rows[0])  # type: ignore[attr-defined]
 
 
 def _kill_at(kind: str, count: int) -> None:

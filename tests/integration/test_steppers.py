@@ -154,7 +154,7 @@ def test_prompts_in_lockstep(flux: Setting) -> None:
         "generator": [torch.Generator().manual_seed(k) for k in (3, 4)],
     }
     latents = record(flux.pipe, **call_arguments(flux.case, **batch)).run.latents
-    refit = refitting(flux, latents, weights=torch.tensor([1.0, 0.0]))
+    refit = refitting(flux, latents, weights=torch.tensor([[1.0, 0.0]]))
     policy, micro = flux.paper_policy(), MicroBatch(1, prompts=2)
     batch["generator"] = [torch.Generator().manual_seed(k) for k in (3, 4)]
     with (

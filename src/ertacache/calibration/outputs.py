@@ -18,6 +18,7 @@ def results_of(result: Any) -> Tensor:
     A batch of any form; otherwise the first entry of a tuple, list, mapping or output class.
 
     Example:
+        >>> import torch
         >>> image = torch.zeros(3, 4, 4)
         >>> results_of(image[None]).shape, results_of({"images": [image]}).shape
         (torch.Size([1, 3, 4, 4]), torch.Size([1, 3, 4, 4]))

@@ -248,8 +248,9 @@ def psnr_to_full(results: Tensor, full: Tensor) -> Tensor:
         ValueError: if a full run has NaN.
 
     Example:
-        >>> psnr_to_full(torch.tensor([[0.5], [torch.nan]]), torch.tensor([[0.6], [0.5]]))
-        tensor([20.,  0.])
+        >>> found = psnr_to_full(torch.tensor([[0.5], [torch.nan]]), torch.tensor([[0.6], [0.5]]))
+        >>> found.round().tolist()
+        [20.0, 0.0]
     """
     if not bool(torch.isfinite(full).all()):
         raise ValueError(
