@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -264,6 +265,20 @@ def test_prompts_that_are_not_fitted_on_run_along(mild: Bench) -> None:
     assert torch.equal(some.distances, distances(end[-1], latents[-1]))
 
 
+def meeting() -> Callable[[int], Callable[[Tensor], Tensor]]:
+    """By the number of one of two threads, what waits for the part of the other and adds it."""
+    parts, both = [torch.empty(0)] * 2, threading.Barrier(2)
+
+    def add(number: int, part: Tensor) -> Tensor:
+        parts[number] = part
+        both.wait(timeout=60)
+        total = parts[0] + parts[1]
+        both.wait(timeout=60)
+        return total
+
+    return lambda number: partial(add, number)
+
+
 @pytest.mark.parametrize("fit", [Fit(), Fit(groups=Groups(4, 2))], ids=["one group", "groups"])
 @pytest.mark.parametrize(
     "fitted", [None, (0, 3, 9, 12), (0, 3, 9)], ids=["all", "some of both", "of one batch only"]
@@ -272,8 +287,7 @@ def test_two_batches_that_add_up_are_one(
     mild: Bench, fitted: tuple[int, ...] | None, fit: Fit
 ) -> None:
     """Ten prompts and six, side by side: at every step each waits for the sums of the other."""
-    latents, batches = mild.reference.latents, (slice(0, 10), slice(10, 16))
-    parts, both = [torch.empty(0)] * 2, threading.Barrier(2)
+    latents, batches, add = mild.reference.latents, (slice(0, 10), slice(10, 16)), meeting()
 
     def refit(batch: slice, reduce: Callable[[Tensor], Tensor] | None) -> RefitStepper:
         weights = torch.zeros(1, 16, dtype=torch.float64)
@@ -291,14 +305,7 @@ def test_two_batches_that_add_up_are_one(
         return stepper
 
     def meet(number: int) -> RefitStepper:
-        def add(part: Tensor) -> Tensor:
-            parts[number] = part
-            both.wait(timeout=60)
-            total = parts[0] + parts[1]
-            both.wait(timeout=60)
-            return total
-
-        return refit(batches[number], add)
+        return refit(batches[number], add(number))
 
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(meet, range(2))
@@ -311,17 +318,9 @@ def test_two_batches_that_add_up_are_one(
 
 def test_several_fits_at_once(mild: Bench) -> None:
     """Two batches of which each follows its own: as two refits that know nothing of each other."""
-    latents, batches = mild.reference.latents, (slice(0, 10), slice(10, 16))
-    parts, both = [torch.empty(0)] * 2, threading.Barrier(2)
+    latents, batches, add = mild.reference.latents, (slice(0, 10), slice(10, 16)), meeting()
 
     def refit(number: int) -> RefitStepper:
-        def add(part: Tensor) -> Tensor:
-            parts[number] = part
-            both.wait(timeout=60)
-            total = parts[0] + parts[1]
-            both.wait(timeout=60)
-            return total
-
         batch = batches[number]
         weights = torch.zeros(2, 10 if number == 0 else 6, dtype=torch.float64)
         weights[number] = 1.0
@@ -332,7 +331,7 @@ def test_several_fits_at_once(mild: Bench) -> None:
             fit=Fit(),
             weights=weights,
             follows=number,
-            reduce=add,
+            reduce=add(number),
         )
         run(mild.flow.velocity, latents[0][batch], stepper, sigmas=mild.sigmas)
         return stepper
